@@ -1,0 +1,83 @@
+"""From logits to probabilities to draws: one warping function for draft and verifier, keyed uniforms, inverse-CDF draws.
+
+No global random state is read or touched: a draw is a function of (run key, stream, index of the generated token).
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+DRAFT, ACCEPT, REPLACE = range(3)  # streams: drawing the draft token, accepting it, its replacement or the bonus token
+GREEDY_BELOW = 1e-4  # temperatures up to this one are greedy: the top two logits would have to lie within about 1e-3
+MAX_SEED = 2**63 - 1
+
+
+@dataclass(frozen=True)
+class Sampling:
+    """Temperature (0 = greedy), then top-k (0 = off), then top-p (1 = off). Raises ValueError with a sentence."""
+
+    temperature: float = 0.6
+    top_k: int = 20
+    top_p: float = 0.95
+
+    def __post_init__(self):
+        if not 0 <= self.temperature <= 100:
+            raise ValueError(f"Temperature must lie between 0 (greedy) and 100, got {self.temperature}.")
+        if self.top_k != int(self.top_k) or self.top_k < 0:
+            raise ValueError(f"Top-k must be a whole number from 0 (off) up, got {self.top_k}.")
+        if not 0 <= self.top_p <= 1:
+            raise ValueError(f"Top-p must lie between 0 (only the likeliest token) and 1 (off), got {self.top_p}.")
+
+
+def warp(logits: Tensor, sampling: Sampling) -> Tensor:
+    """The distribution that is sampled, judged and shown.
+
+    logits: (..., V) float. Returns (..., V) float32, rows summing to 1: temperature, then the top_k likeliest tokens, then the
+    smallest set of them whose mass reaches top_p (always at least one token). Greedy gives the one-hot argmax.
+    """
+    logits = logits.float()
+    if sampling.temperature <= GREEDY_BELOW:
+        return torch.zeros_like(logits).scatter_(-1, logits.argmax(-1, keepdim=True), 1.0)
+    size = logits.shape[-1]
+    kept = min(sampling.top_k, size) or size
+    if kept == size and sampling.top_p == 1:
+        return torch.softmax((logits - logits.amax(-1, keepdim=True)) / sampling.temperature, -1)
+    top, ids = logits.topk(kept) if kept < size else logits.sort(-1, descending=True, stable=True)
+    probs = torch.softmax((top - top[..., :1]) / sampling.temperature, -1)
+    before = probs.cumsum(-1) - probs
+    before[..., 0] = -1.0
+    probs = torch.where(before < sampling.top_p, probs, 0.0)
+    return torch.zeros_like(logits).scatter_(-1, ids, probs / probs.sum(-1, keepdim=True))
+
+
+def run_key(seed: int, prompt_id: int = 0) -> tuple[int, int]:
+    """The 128-bit key that all draws of a run share; rules that are compared share it too. In a sweep over prompts, prompt_id
+    keeps them apart. Raises ValueError for a seed outside 0..2⁶³−1."""
+    if isinstance(seed, bool) or seed != int(seed) or not 0 <= seed <= MAX_SEED:
+        raise ValueError(f"The seed must be a whole number between 0 and {MAX_SEED}, got {seed}.")
+    low, high = np.random.SeedSequence([int(seed), prompt_id]).generate_state(2, np.uint64)
+    return int(low), int(high)
+
+
+def uniform(key: tuple[int, int], stream: int, index: int) -> float:
+    """The uniform in [0, 1), 53 bits, of one stream at one generated token: Philox4x64 counts, so nothing has to be drawn before."""
+    bits = np.random.Philox(key=np.array(key, np.uint64), counter=np.array([0, index, stream, 0], np.uint64)).random_raw()
+    return (int(bits) >> 11) * 2.0**-53
+
+
+def uniforms(key: tuple[int, int], stream: int, start: int, count: int) -> Tensor:
+    """(count,) float64, the uniforms of `stream` at indices start, start+1, …"""
+    return torch.tensor([uniform(key, stream, start + i) for i in range(count)], dtype=torch.float64)
+
+
+def draw(probs: Tensor, u: Tensor) -> Tensor:
+    """Inverse-CDF draws. probs: (..., V), not necessarily normalised; u: (...) float64 in [0, 1). Returns (...) int64 ids, never one
+    of probability 0: the first id whose cumulative mass exceeds u times the total."""
+    cumulative = probs.double().cumsum(-1)
+    total = cumulative[..., -1:]
+    drawn = torch.searchsorted(cumulative, u[..., None] * total, right=True)
+    last = torch.searchsorted(cumulative, total)  # u·total may round up to the total itself
+    return torch.minimum(drawn, last)[..., 0]
+
