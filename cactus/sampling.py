@@ -44,7 +44,7 @@ def warp(logits: Tensor, sampling: Sampling) -> Tensor:
     kept = min(sampling.top_k, size) or size
     if kept == size and sampling.top_p == 1:
         return torch.softmax((logits - logits.amax(-1, keepdim=True)) / sampling.temperature, -1)
-    top, ids = logits.topk(kept) if kept < size else logits.sort(-1, descending=True, stable=True)
+    top, ids = logits.topk(kept) if kept < size else logits.sort(dim=-1, descending=True, stable=True)
     probs = torch.softmax((top - top[..., :1]) / sampling.temperature, -1)
     before = probs.cumsum(-1) - probs
     before[..., 0] = -1.0
@@ -62,7 +62,7 @@ def run_key(seed: int, prompt_id: int = 0) -> tuple[int, int]:
 
 
 def uniform(key: tuple[int, int], stream: int, index: int) -> float:
-    """The uniform in [0, 1), 53 bits, of one stream at one generated token: Philox4x64 counts, so nothing has to be drawn before."""
+    """The uniform in [0, 1), 53 bits, of one stream at one generated token. Philox counts: nothing has to be drawn before it."""
     bits = np.random.Philox(key=np.array(key, np.uint64), counter=np.array([0, index, stream, 0], np.uint64)).random_raw()
     return (int(bits) >> 11) * 2.0**-53
 
@@ -73,8 +73,10 @@ def uniforms(key: tuple[int, int], stream: int, start: int, count: int) -> Tenso
 
 
 def draw(probs: Tensor, u: Tensor) -> Tensor:
-    """Inverse-CDF draws. probs: (..., V), not necessarily normalised; u: (...) float64 in [0, 1). Returns (...) int64 ids, never one
-    of probability 0: the first id whose cumulative mass exceeds u times the total."""
+    """Inverse-CDF draws: the first id whose cumulative mass exceeds u times the total, never one of probability 0.
+
+    probs: (..., V), not necessarily normalised; u: (...) float64 in [0, 1). Returns (...) int64.
+    """
     cumulative = probs.double().cumsum(-1)
     total = cumulative[..., -1:]
     drawn = torch.searchsorted(cumulative, u[..., None] * total, right=True)
