@@ -1,0 +1,203 @@
+"""The decoder: draft m tokens, verify them in one pass, keep the accepted ones, replace the first rejected one or add a bonus token.
+
+It knows token ids and two models that can be rolled back, not where they come from or what a page shows. Models come as a Pair
+(cactus.pairs): `open()` gives a context with `length`, `forward(ids, rows)`, `crop(length)` and `close()`.
+"""
+
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import count
+
+import torch
+from torch import Tensor
+
+from cactus.rules import Rule
+from cactus.sampling import ACCEPT, DRAFT, REPLACE, draw, run_key, uniforms, warp
+from cactus.text import Transcript
+from cactus.trace import DraftedToken, Replacement, Round, Row, Settings
+
+ROW_TOKENS = 128  # tokens of a row that a trace keeps; what is left is recorded as one lump
+
+
+def decode(pair, prompt_ids: list[int], rule: Rule, settings: Settings) -> Iterator[Round]:
+    """Generate after `prompt_ids`, one Round per verifier pass; m = 0 decodes with the verifier alone.
+
+    Between rounds the verifier's cache holds all committed tokens but the last one, the draft's the same, or one fewer after a fully
+    accepted block. Closing the generator frees both caches. Raises PromptError (cactus.pairs) before any model runs.
+    """
+    pair.check(prompt_ids, settings)
+    key, committed, transcript = run_key(settings.seed, settings.prompt_id), list(prompt_ids), Transcript(pair.tokenizer)
+    verifier, draft = pair.verifier.open(), pair.draft.open() if settings.num_draft_tokens else None
+    contexts = [verifier, draft] if draft else [verifier]
+    try:
+        prefix = torch.tensor(committed[:-1], dtype=torch.long, device=pair.device)
+        for context in contexts:
+            if len(prefix):
+                context.forward(prefix, 1)
+        for block in count():
+            made = len(committed) - len(prompt_ids)
+            m = min(settings.num_draft_tokens, settings.max_new_tokens - made - 1)
+            watch = Stopwatch(pair.device)
+            judged = _draft_and_judge(draft, verifier, committed, made, m, key, rule, settings, watch)
+            round = _record(judged, block, made, settings, pair.eos_ids, transcript, watch)
+            committed += [token.id for token in round.emitted]
+            for context in contexts:
+                context.crop(min(context.length, len(committed) - 1))
+            yield round
+            if round.stop:
+                return
+    finally:
+        for context in contexts:
+            context.close()
+
+
+@dataclass
+class Judged:
+    """One block, on the host. k drafted tokens; rows has k + 1 entries, the last for the bonus position."""
+
+    tokens: list[int]
+    p: list[float]
+    q: list[float]
+    gamma: list[float]
+    u: list[float]
+    accepted: int  # leading tokens with u·p < gamma
+    replacement: int
+    replacement_q: float
+    rows: list[Row]
+
+
+@torch.inference_mode()
+def _draft_and_judge(draft, verifier, committed, made, m, key, rule, settings, watch) -> Judged:
+    # 1) draft: m tokens, each from the very row that will judge it
+    device, size = verifier.device, verifier.vocab_size
+    drafted, p = torch.empty(m, dtype=torch.long, device=device), torch.zeros(m + 1, size, device=device)
+    u = uniforms(key, DRAFT, made, m).to(device)
+    pending = torch.tensor(committed[draft.length :], device=device) if m else None
+    for i in range(m):
+        p[i] = warp(draft.forward(pending, 1)[0], settings.sampling)
+        drafted[i] = draw(p[i], u[i])
+        pending = drafted[i : i + 1]
+    watch.lap("draft")
+
+    # 2) verify: one pass over the last committed token and the drafted ones gives all rows of q
+    last = torch.tensor(committed[verifier.length :], device=device)
+    logits = verifier.forward(torch.cat([last, drafted]), m + 1)
+    watch.lap("verify")
+
+    # 3) judge: count the leading accepted ones; replace the first rejected one, or draw the bonus
+    q = warp(logits, settings.sampling)
+    u, u_replace = uniforms(key, ACCEPT, made, m).to(device), uniforms(key, REPLACE, made, m + 1).to(device)
+    gamma = rule.gamma_at(p[:m], q[:m], drafted)
+    p_drafted, q_drafted = (rows[:m].gather(-1, drafted[:, None])[:, 0].double() for rows in (p, q))
+    accepted = (u * p_drafted < gamma).long().cumprod(0).sum()
+    p_there, q_there = p[accepted], q[accepted]
+    n = torch.cat([drafted, drafted.new_zeros(1)])[accepted]
+    law = torch.where(accepted < m, rule.recovery(p_there, q_there, n), q_there.double())
+    replacement = draw(law, u_replace[accepted])
+
+    # 4) everything to the host at once
+    rows = _rows(p, q, drafted)
+    numbers = torch.cat([
+        drafted.double(), p_drafted, q_drafted, gamma, u,
+        torch.stack([accepted, replacement]).double(), q_there[replacement][None].double(), rows.flatten(),
+    ]).tolist()  # fmt: skip
+    watch.lap("rule")
+    columns = [numbers[i * m : (i + 1) * m] for i in range(5)]
+    accepted, replacement, replacement_q, *flat = numbers[5 * m :]
+    return Judged(
+        [int(token) for token in columns[0]],
+        *columns[1:],
+        accepted=int(accepted),
+        replacement=int(replacement),
+        replacement_q=replacement_q,
+        rows=[_row(flat[i * rows[0].numel() : (i + 1) * rows[0].numel()], bonus=i == m) for i in range(m + 1)],
+    )
+
+
+def _rows(p: Tensor, q: Tensor, drafted: Tensor) -> Tensor:
+    """(m+1, 3·K+2) float64: ids, p and q of the K tokens of a row with most mass in either, the drafted one always among them, and
+    what is left of p and q."""
+    score = torch.maximum(p, q)
+    score[: len(drafted)] = score[: len(drafted)].scatter(-1, drafted[:, None], 2.0)
+    ids = score.topk(min(ROW_TOKENS, score.shape[-1])).indices
+    p_kept, q_kept = p.gather(-1, ids).double(), q.gather(-1, ids).double()
+    hidden = score.scatter(-1, ids, 0.0) > 0  # exact zeros where a row is complete, not one minus a rounded sum
+    rest = torch.stack([torch.where(hidden, row, 0.0).sum(-1, dtype=torch.float64) for row in (p, q)], -1)
+    return torch.cat([ids.double(), p_kept, q_kept, rest], -1)
+
+
+def _row(numbers: list[float], bonus: bool) -> Row:
+    size = (len(numbers) - 2) // 3
+    columns = zip(numbers[:size], numbers[size : 2 * size], numbers[2 * size : -2], strict=True)
+    ids, p, q = zip(*((int(token), p, q) for token, p, q in columns if p > 0 or q > 0), strict=True)
+    return Row(ids, None if bonus else p, q, numbers[-2], numbers[-1])
+
+
+def _record(judged: Judged, block: int, made: int, settings: Settings, eos_ids, transcript: Transcript, watch) -> Round:
+    """The block as it is remembered: where it ends, what became of every token, what text came out."""
+    kept = judged.tokens[: judged.accepted]
+    end = next((i + 1 for i, token in enumerate(kept) if token in eos_ids), None)
+    outcomes = []
+    for i in range(len(judged.tokens)):
+        if end is not None and i >= end:
+            outcomes.append("cut")
+        elif i < judged.accepted:
+            outcomes.append("accepted" if judged.u[i] * judged.p[i] < judged.q[i] else "rescued")
+        else:
+            outcomes.append("rejected" if i == judged.accepted else "discarded")
+    columns = zip(
+        range(made, made + len(outcomes)),
+        judged.tokens,
+        transcript.pieces(judged.tokens),
+        judged.p,
+        judged.q,
+        judged.gamma,
+        judged.u,
+        outcomes,
+        judged.rows[:-1],
+        strict=True,
+    )
+    drafted = tuple(DraftedToken(*values) for values in columns)
+    transcript.commit(kept[:end])
+    replacement = None
+    if end is None:
+        replacement = Replacement(
+            made + judged.accepted,
+            judged.replacement,
+            transcript.pieces([judged.replacement])[0],
+            judged.replacement_q,
+            "bonus" if judged.accepted == len(judged.tokens) else "resampled",
+            judged.rows[-1] if judged.accepted == len(judged.tokens) else None,
+        )
+        transcript.commit([judged.replacement])
+    full = len(transcript.ids) >= settings.max_new_tokens
+    stop = "eos" if end is not None or replacement.id in eos_ids else "length" if full else None
+    text = transcript.text
+    watch.lap("rest")
+    return Round(block, drafted, replacement, text, watch.seconds(), stop)
+
+
+class Stopwatch:
+    """Seconds per part of a block. On a GPU the parts are CUDA events, read once the block's one sync has happened anyway."""
+
+    def __init__(self, device: torch.device):
+        self.cuda = device.type == "cuda"
+        self.laps = []
+        self.lap("start")
+
+    def lap(self, name: str) -> None:
+        """End the part called `name`."""
+        event = None
+        if self.cuda:
+            event = torch.cuda.Event(enable_timing=True)
+            event.record()
+        self.laps.append((name, time.perf_counter(), event))
+
+    def seconds(self) -> dict[str, float]:
+        if self.cuda:
+            self.laps[-1][2].synchronize()
+        return {
+            name: before[2].elapsed_time(event) / 1e3 if event else now - before[1]
+            for before, (name, now, event) in zip(self.laps, self.laps[1:], strict=False)
+        }

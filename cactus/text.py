@@ -1,0 +1,62 @@
+"""The text of a growing list of token ids, piece by piece: the pieces of all tokens, joined, are decode(all ids).
+
+One token is not one character: bytes of an emoji may be spread over several tokens, and a tokenizer may drop a leading space. So a
+piece is the difference that a token makes to the decoded text, never decode([id]).
+"""
+
+from transformers.convert_slow_tokenizer import bytes_to_unicode
+
+from cactus.trace import Piece
+
+UNFINISHED = "\ufffd"  # what decoders show for the bytes of a character that is not complete yet
+ANCHOR = 4  # tokens of context that are decoded again with each new one
+BYTE_OF = {char: byte for byte, char in bytes_to_unicode().items()}
+
+
+class Transcript:
+    """Text of the committed ids. The tokenizer needs decode(ids, …), convert_ids_to_tokens(id) and all_special_ids."""
+
+    def __init__(self, tokenizer):
+        self.tokenizer = tokenizer
+        self.ids: list[int] = []
+        self._special = set(tokenizer.all_special_ids)
+        self._anchor = 0  # decoding starts here; the text before it is complete
+        self._before = ""  # text of ids[:_anchor]
+
+    @property
+    def text(self) -> str:
+        """decode(all ids), special tokens included; an unfinished character at the end shows as U+FFFD."""
+        return self._before + self._decode(self.ids[self._anchor :])
+
+    def pieces(self, ids: list[int]) -> list[Piece]:
+        """The pieces of `ids`, were they to follow the committed ones; commits nothing."""
+        context = self.ids[self._anchor :]
+        shown = self._decode(context).rstrip(UNFINISHED)
+        pieces = []
+        for token in ids:
+            context = [*context, token]
+            stable = self._decode(context).rstrip(UNFINISHED)
+            text, shown = stable[len(shown) :], max(shown, stable, key=len)
+            pieces.append(Piece(text, None if text else self._hex(token), token in self._special))
+        return pieces
+
+    def commit(self, ids: list[int]) -> None:
+        """Append ids to the text."""
+        self.ids.extend(ids)
+        anchor = len(self.ids) - ANCHOR
+        if anchor > self._anchor:
+            head = self._decode(self.ids[self._anchor : anchor])
+            rest = self._decode(self.ids[anchor:])
+            # Only where decoding the two parts alone gives the same text may the first be frozen.
+            if head + rest == self._decode(self.ids[self._anchor :]) and not head.endswith(UNFINISHED):
+                self._before, self._anchor = self._before + head, anchor
+
+    def _decode(self, ids: list[int]) -> str:
+        return self.tokenizer.decode(ids, skip_special_tokens=False, clean_up_tokenization_spaces=False)
+
+    def _hex(self, token: int) -> str | None:
+        symbol = self.tokenizer.convert_ids_to_tokens(token)
+        if symbol.startswith("<0x") and symbol.endswith(">"):
+            return symbol[3:-1]
+        known = all(char in BYTE_OF for char in symbol)
+        return " ".join(f"{BYTE_OF[char]:02X}" for char in symbol) if symbol and known else None
