@@ -51,7 +51,7 @@ class Context:
     @torch.inference_mode()
     def forward(self, ids: Tensor, rows: int) -> Tensor:
         """Append ids (n,) to the cache; returns the logits after the last `rows` of them, (rows, V) float32."""
-        out = self.model.module(input_ids=ids[None], past_key_values=self.cache, use_cache=True, logits_to_keep=rows)
+        out = self.model.module(input_ids=ids[None], cache=self.cache, use_cache=True, logits_to_keep=rows)
         return out.logits[0, -rows:, : self.vocab_size].float()
 
     def crop(self, length: int) -> None:
@@ -194,7 +194,6 @@ def _pair(name: str, verifier, draft, tokenizer, provenance: dict) -> Pair:
     about = provenance | {
         "dtype": str(verifier.dtype).removeprefix("torch."),
         "device": _device_name(verifier.device),
-        "threads": torch.get_num_threads(),
         "versions": versions(),
     }
     return Pair(name, Model(verifier, size), Model(draft, size), tokenizer, tuple(sorted(ends)), limit, about)

@@ -156,17 +156,18 @@ class SortedRows:
         self._q_below = torch.cat([pad, self.q.cumsum(-1)], -1)
 
     def effective(self, gamma: Tensor) -> Tensor:
-        """(..., V) h_alg in sorted order, for gamma (..., V) in sorted order.
+        """h_alg in sorted order, for gamma in sorted order: (..., V), or (D, ..., V) for D rules at once.
 
         Each rejectable n spreads its weight p(n) − gamma(n) over the tokens with p/q < s(n), s = (1−gamma)/(1−q(n)).
         """
         scale = _rest_scale(gamma, self.q)
         weight = (self.p - gamma).clamp_min(0.0)
-        reach = torch.searchsorted(self.ratio, scale)  # how many tokens have p/q < s
-        mass = scale * self._q_below.gather(-1, reach) - self._p_below.gather(-1, reach)
+        reach = torch.searchsorted(self.ratio.expand_as(scale).contiguous(), scale)  # how many tokens have p/q < s
+        below = [mass.expand(*scale.shape[:-1], -1) for mass in (self._q_below, self._p_below)]
+        mass = scale * below[0].gather(-1, reach) - below[1].gather(-1, reach)
         # The residual of a rejected n holds at least its weight; rounding may not say otherwise.
         share = torch.where(weight > 0, weight / torch.maximum(mass, weight), 0.0)
-        spread = torch.zeros_like(self._p_below)
+        spread = torch.zeros_like(below[0])
         by_q = _sum_beyond(spread.scatter_add(-1, reach, share * scale))
         by_p = _sum_beyond(spread.scatter_add(-1, reach, share))
         return torch.minimum(self.p, gamma) + (self.q * by_q - self.p * by_p).clamp_min(0.0)
