@@ -6,7 +6,8 @@ It knows token ids and two models that can be rolled back, not where they come f
 
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
 from itertools import count
 
 import torch
@@ -15,9 +16,19 @@ from torch import Tensor
 from cactus.rules import Rule
 from cactus.sampling import ACCEPT, DRAFT, REPLACE, draw, run_key, uniforms, warp
 from cactus.text import Transcript
-from cactus.trace import DraftedToken, Replacement, Round, Row, Settings
+from cactus.trace import DraftedToken, Replacement, Round, Row, Settings, Trace
 
 ROW_TOKENS = 128  # tokens of a row that a trace keeps; what is left is recorded as one lump
+ROW_TEXTS = 8  # of which so many with their text
+
+
+def run(pair, prompt: str, rule: Rule, settings: Settings, chat: bool = True) -> tuple[Trace, Iterator[Round]]:
+    """A trace that fills as its rounds are read. Raises PromptError (cactus.pairs) before any model runs."""
+    ids = pair.encode(prompt, chat)
+    pair.check(ids, settings)
+    about = pair.provenance | {"chat": chat, "date": datetime.now(UTC).isoformat(timespec="seconds")}
+    trace = Trace(rule, settings, prompt, ids, list(pair.eos_ids), about)
+    return trace, trace.follow(decode(pair, ids, rule, settings))
 
 
 def decode(pair, prompt_ids: list[int], rule: Rule, settings: Settings) -> Iterator[Round]:
@@ -131,7 +142,7 @@ def _row(numbers: list[float], bonus: bool) -> Row:
     size = (len(numbers) - 2) // 3
     columns = zip(numbers[:size], numbers[size : 2 * size], numbers[2 * size : -2], strict=True)
     ids, p, q = zip(*((int(token), p, q) for token, p, q in columns if p > 0 or q > 0), strict=True)
-    return Row(ids, None if bonus else p, q, numbers[-2], numbers[-1])
+    return Row(ids, (), None if bonus else p, q, numbers[-2], numbers[-1])
 
 
 def _record(judged: Judged, block: int, made: int, settings: Settings, eos_ids, transcript: Transcript, watch) -> Round:
@@ -146,6 +157,7 @@ def _record(judged: Judged, block: int, made: int, settings: Settings, eos_ids, 
             outcomes.append("accepted" if judged.u[i] * judged.p[i] < judged.q[i] else "rescued")
         else:
             outcomes.append("rejected" if i == judged.accepted else "discarded")
+    rows = [replace(row, texts=tuple(transcript.name(token) for token in row.ids[:ROW_TEXTS])) for row in judged.rows]
     columns = zip(
         range(made, made + len(outcomes)),
         judged.tokens,
@@ -155,7 +167,7 @@ def _record(judged: Judged, block: int, made: int, settings: Settings, eos_ids, 
         judged.gamma,
         judged.u,
         outcomes,
-        judged.rows[:-1],
+        rows[:-1],
         strict=True,
     )
     drafted = tuple(DraftedToken(*values) for values in columns)
@@ -168,7 +180,7 @@ def _record(judged: Judged, block: int, made: int, settings: Settings, eos_ids, 
             transcript.pieces([judged.replacement])[0],
             judged.replacement_q,
             "bonus" if judged.accepted == len(judged.tokens) else "resampled",
-            judged.rows[-1] if judged.accepted == len(judged.tokens) else None,
+            rows[-1] if judged.accepted == len(judged.tokens) else None,
         )
         transcript.commit([judged.replacement])
     full = len(transcript.ids) >= settings.max_new_tokens

@@ -62,7 +62,7 @@ def run_key(seed: int, prompt_id: int = 0) -> tuple[int, int]:
 
 
 def uniform(key: tuple[int, int], stream: int, index: int) -> float:
-    """The uniform in [0, 1), 53 bits, of one stream at one generated token. Philox counts: nothing has to be drawn before it."""
+    """The uniform in [0, 1), 53 bits, of one stream at one token. Philox counts: nothing has to be drawn before it."""
     bits = np.random.Philox(key=np.array(key, np.uint64), counter=np.array([0, index, stream, 0], np.uint64)).random_raw()
     return (int(bits) >> 11) * 2.0**-53
 
@@ -78,7 +78,7 @@ def draw(probs: Tensor, u: Tensor) -> Tensor:
     probs: (..., V), not necessarily normalised; u: (...) float64 in [0, 1). Returns (...) int64.
     """
     cumulative = probs.double().cumsum(-1)
-    total = cumulative[..., -1:]
+    total = cumulative[..., -1:].contiguous()
     drawn = torch.searchsorted(cumulative, u[..., None] * total, right=True)
     last = torch.searchsorted(cumulative, total)  # u·total may round up to the total itself
     return torch.minimum(drawn, last)[..., 0]

@@ -22,6 +22,7 @@ class Transcript:
         self._special = set(tokenizer.all_special_ids)
         self._anchor = 0  # decoding starts here; the text before it is complete
         self._before = ""  # text of ids[:_anchor]
+        self._names: dict[int, str] = {}
 
     @property
     def text(self) -> str:
@@ -50,6 +51,13 @@ class Transcript:
             # Only where decoding the two parts alone gives the same text may the first be frozen.
             if head + rest == self._decode(self.ids[self._anchor :]) and not head.endswith(UNFINISHED):
                 self._before, self._anchor = self._before + head, anchor
+
+    def name(self, token: int) -> str:
+        """A token on its own, for lists of alternatives: its text, or the bytes it holds of a character as <F0 9F>."""
+        if token not in self._names:
+            text = self._decode([token])
+            self._names[token] = f"<{self._hex(token)}>" if UNFINISHED in text and self._hex(token) else text
+        return self._names[token]
 
     def _decode(self, ids: list[int]) -> str:
         return self.tokenizer.decode(ids, skip_special_tokens=False, clean_up_tokenization_spaces=False)

