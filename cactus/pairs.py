@@ -264,3 +264,14 @@ def _device_name(device: torch.device) -> str:
     lines = info.read_text().splitlines() if info.exists() else []
     names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
     return f"{names[0] if names else platform.processor() or platform.machine()}, {torch.get_num_threads()} threads"
+
+
+def on_hub(names: tuple[str, ...]) -> bool:
+    """Whether all these models can be had: from the local Hub cache, or because the Hub answers for them."""
+    from huggingface_hub import file_exists, try_to_load_from_cache
+    from huggingface_hub.errors import HfHubHTTPError
+
+    try:
+        return all(isinstance(try_to_load_from_cache(name, "config.json"), str) or file_exists(name, "config.json") for name in names)
+    except (HfHubHTTPError, OSError):
+        return False

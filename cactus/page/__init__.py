@@ -1,0 +1,1 @@
+"""The page: layout and events (app), its log records (records), its words (strings). Drawing is done by assets/."""

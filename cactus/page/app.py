@@ -1,0 +1,276 @@
+"""The page in Gradio: layout, events, checks at the door. The viewer itself is assets/viewer.js, fed with the log of records."""
+
+import math
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import gradio as gr
+import plotly
+
+from cactus import pairs, recordings
+from cactus.page import comparison
+from cactus.page.comparison import Pace, Request, compare
+from cactus.page.models import MODEL_THREAD, Models
+from cactus.page.records import end_line, recorded_log
+from cactus.page.strings import STRINGS
+from cactus.rules import Cactus, SpS
+from cactus.sampling import Sampling
+from cactus.trace import Settings
+
+ASSETS = Path(__file__).parent.parent.parent / "assets"
+PLOTLY = Path(plotly.__file__).parent / "package_data" / "plotly.min.js"
+SCRIPTS = [ASSETS / name for name in ("viewer.js", "rejudge.js", "plots.js")]
+FIRST_RECORDING = "story"
+MAX_DELTA, MAX_M, MAX_LENGTH, MAX_PROMPT_CHARS = 2.0, 16, 512, 20_000
+QUEUE = 16
+
+HEAD = "".join(
+    [f'<link rel="modulepreload" href="gradio_api/file={script}">' for script in SCRIPTS]
+    + [f'<script defer src="gradio_api/file={PLOTLY}"></script>']
+)
+MOUNT = """
+import(new URL(props.folder + 'viewer.js', document.baseURI)).then((viewer) => viewer.mount(element, props, watch));
+"""
+STATUS = """
+const line = element.querySelector('p');
+const show = () => { line.textContent = props.value || ''; };
+watch('value', show);
+show();
+"""
+# The delta control lives in the viewer, so that moving it needs no server; Generate takes its value along.
+WITH_DELTA = "(...inputs) => { inputs[1] = window.cactusViewer ? window.cactusViewer.delta() : inputs[1]; return inputs; }"
+
+stopped: set[str] = set()  # sessions whose visitor pressed Stop
+
+
+def build(models: Models) -> gr.Blocks:
+    """The page for these models."""
+    comparison.models = models
+    gr.set_static_paths([*SCRIPTS, PLOTLY])
+    first = next(recording for recording in recordings.RECORDINGS if recording.name == FIRST_RECORDING)
+    defaults = Settings()
+    labels = list(models.choices)
+    with gr.Blocks(title=STRINGS["page.title"], analytics_enabled=False, delete_cache=(3600, 3600)) as page:
+        gr.HTML(f"<h1>{STRINGS['page.title']}</h1><p>{STRINGS['page.lead']}</p>", elem_id="intro")
+        with gr.Row(equal_height=True):
+            prompt = gr.Textbox(label=STRINGS["control.prompt"], value=first.prompt, lines=2, max_lines=8, scale=4, elem_id="prompt")
+            with gr.Column(scale=1, min_width=160):
+                start = gr.Button(STRINGS["control.generate"], variant="primary", elem_id="generate")
+                with gr.Row():
+                    stop = gr.Button(STRINGS["control.stop"], min_width=70, elem_id="stop")
+                    reset = gr.Button(STRINGS["control.reset"], min_width=70, elem_id="reset")
+        status = gr.HTML(
+            models.status(), html_template='<p role="status" aria-live="polite"></p>', js_on_load=STATUS, elem_id="status", min_height=24
+        )
+        with gr.Accordion(STRINGS["control.settings"], open=False, elem_id="settings"):
+            with gr.Row():
+                recording = gr.Dropdown(
+                    [(STRINGS[f"recording.{item.name}"], item.name) for item in recordings.RECORDINGS],
+                    value=first.name,
+                    label=STRINGS["control.recording"],
+                    elem_id="recording",
+                )
+                pair = gr.Dropdown(labels, value=labels[0], label=STRINGS["control.pair"], elem_id="pair")
+                bits = gr.Radio(list(pairs.EMBEDDED_BITS), value=5, label=STRINGS["control.bits"], elem_id="bits")
+                chat = gr.Radio(
+                    [(STRINGS["control.chat"], True), (STRINGS["control.raw"], False)],
+                    value=True,
+                    label=STRINGS["control.template"],
+                    elem_id="chat",
+                )
+            with gr.Row():
+                m = gr.Slider(1, MAX_M, defaults.num_draft_tokens, step=1, label=STRINGS["control.m"], elem_id="m")
+                length = gr.Slider(1, MAX_LENGTH, defaults.max_new_tokens, step=1, label=STRINGS["control.length"], elem_id="length")
+                with gr.Row():
+                    seed = gr.Number(first.seed, precision=0, label=STRINGS["control.seed"], min_width=100, elem_id="seed")
+                    dice = gr.Button(STRINGS["control.dice"], min_width=60, elem_id="dice")
+            with gr.Row():
+                temperature = gr.Slider(
+                    0, 2, defaults.sampling.temperature, step=0.05, label=STRINGS["control.temperature"], elem_id="temperature"
+                )
+                top_k = gr.Slider(0, 200, defaults.sampling.top_k, step=1, label=STRINGS["control.top_k"], elem_id="top_k")
+                top_p = gr.Slider(0, 1, defaults.sampling.top_p, step=0.01, label=STRINGS["control.top_p"], elem_id="top_p")
+            gr.Examples([[item.prompt] for item in recordings.RECORDINGS], [prompt], label=STRINGS["control.examples"])
+        delta = gr.Number(first.rule.delta, label="delta", visible="hidden", elem_id="delta")
+        viewer = gr.HTML(
+            _recorded(first.name),
+            html_template='<div class="cactus-viewer"></div>',
+            js_on_load=MOUNT,
+            apply_default_css=False,
+            elem_id="viewer",
+            strings=STRINGS,
+            folder=f"gradio_api/file={ASSETS}/",
+        )
+
+        inputs = [prompt, delta, m, temperature, top_k, top_p, length, seed, chat, pair, bits]
+        controls = [prompt, m, temperature, top_k, top_p, length, seed, chat, pair, bits, recording]
+        values = [control.value for control in controls]
+        door = _door(models)
+        start.click(_arm, queue=False, api_visibility="private").then(
+            _generate(models),
+            inputs,
+            [viewer, status],
+            js=WITH_DELTA,
+            validator=door,
+            api_name="generate",
+            concurrency_limit=1,
+            concurrency_id="models",
+            show_progress="minimal",
+            show_progress_on=[status],
+            trigger_mode="once",
+        )
+        stop.click(_halt, queue=False, api_visibility="private")
+        reset.click(
+            lambda: [*values, _recorded(first.name), models.status()],
+            None,
+            [*controls, viewer, status],
+            queue=False,
+            show_progress="hidden",
+            api_visibility="private",
+        ).then(None, js=f"() => window.cactusViewer.setDelta({first.rule.delta})")
+        recording.input(_recorded, recording, viewer, queue=False, show_progress="hidden", api_name="recording")
+        dice.click(None, None, seed, js="() => Math.floor(Math.random() * 1e6)")
+        timer = gr.Timer(1.0)
+        timer.tick(
+            lambda: (models.status(), gr.Timer(active=models.busy())),
+            None,
+            [status, timer],
+            queue=False,
+            show_progress="hidden",
+            api_visibility="private",
+        )
+        page.unload(_arm)
+    return page.queue(max_size=QUEUE)
+
+
+def _arm(request: gr.Request) -> None:
+    stopped.discard(request.session_hash)
+
+
+def _halt(request: gr.Request) -> None:
+    stopped.add(request.session_hash)
+
+
+def _recorded(name: str) -> str:
+    """The log of a recorded run. Raises gr.Error for a name that is none."""
+    chosen = [recording for recording in recordings.RECORDINGS if recording.name == name]
+    if not chosen:
+        raise gr.Error(STRINGS["error.recording"])
+    *traces, alone = recordings.read(chosen[0].path)
+    return recorded_log(traces, alone)
+
+
+def _request(models: Models, prompt, delta, m, temperature, top_k, top_p, length, seed, chat, pair, bits) -> Request:
+    sampling = Sampling(temperature, whole(top_k, "Top-k"), top_p)
+    settings = Settings(sampling, whole(m, "m"), whole(length, "The length"), whole(seed, "The seed"))
+    return Request(prompt, (SpS(), Cactus(delta)), settings, bool(chat), models.key(pair, bits))
+
+
+def whole(value: float | None, name: str) -> int:
+    """A whole number that came from a browser. Raises ValueError with a sentence for an empty field, NaN or a fraction."""
+    if value is None or isinstance(value, str) or not math.isfinite(value) or value != int(value):
+        raise ValueError(STRINGS["error.whole"].format(name=name, value="nothing" if value is None else value))
+    return int(value)
+
+
+def _door(models: Models) -> Callable:
+    """Checks every field before the queue: each gets its own sentence."""
+
+    def check_prompt(prompt: str, length: float, chat: bool, key) -> None:
+        if len(prompt) > MAX_PROMPT_CHARS:
+            raise ValueError(STRINGS["error.long"].format(chars=len(prompt), limit=MAX_PROMPT_CHARS))
+        if not prompt.strip():
+            raise pairs.PromptError(STRINGS["error.empty"])
+        pair = models.loaded()
+        if pair and key == models.current():
+            pair.check(pair.encode(prompt, chat), Settings(max_new_tokens=whole(length, "The length")))
+
+    def door(prompt, delta, m, temperature, top_k, top_p, length, seed, chat, pair, bits):
+        checks = [
+            lambda: check_prompt(prompt, length, chat, models.key(pair, bits)),
+            lambda: _within(delta, 0, MAX_DELTA, STRINGS["control.delta"]),
+            lambda: _within(whole(m, "m"), 1, MAX_M, "m"),
+            lambda: Sampling(temperature=_number(temperature)),
+            lambda: Sampling(top_k=whole(top_k, "Top-k")),
+            lambda: Sampling(top_p=_number(top_p)),
+            lambda: _within(whole(length, "The length"), 1, MAX_LENGTH, STRINGS["control.length"]),
+            lambda: Settings(seed=whole(seed, "The seed")),
+            lambda: None,
+            lambda: models.key(pair, bits),
+            lambda: _within(whole(bits, "bits"), 3, 8, STRINGS["control.bits"]),
+        ]
+        return [gr.validate(not (said := _complaint(check)), said) for check in checks]
+
+    return door
+
+
+def _complaint(check: Callable[[], object]) -> str:
+    try:
+        check()
+    except ValueError as error:
+        return str(error)
+    return ""
+
+
+def _number(value) -> float:
+    return math.nan if value is None or isinstance(value, str) else value
+
+
+def _within(value: float | None, low: float, high: float, name: str) -> None:
+    if not low <= _number(value) <= high:
+        raise ValueError(STRINGS["error.range"].format(name=name, low=low, high=high, value="nothing" if value is None else value))
+
+
+def _generate(models: Models) -> Callable:
+    def generate(
+        prompt: str, delta: float, m: float, temperature: float, top_k: float, top_p: float, length: float, seed: float,
+        chat: bool, pair: str, bits: int, request: gr.Request,
+    ) -> Iterator[tuple]:  # fmt: skip
+        """Run SpS and Cactus on one prompt; yields the log so far (JSON Lines, see assets/rejudge.js) and a status sentence."""
+        try:
+            wanted = _request(models, prompt, delta, m, temperature, top_k, top_p, length, seed, chat, pair, bits)
+            for said in _wait(models, wanted, request.session_hash):
+                yield gr.skip(), said
+            yield from _stream(wanted, request.session_hash)
+        except (ValueError, RuntimeError) as error:
+            raise gr.Error(str(error), duration=20) from error
+        yield gr.skip(), models.status()
+
+    return generate
+
+
+def _wait(models: Models, wanted: Request, session: str) -> Iterator[str]:
+    """Says how far loading is, until the pair is there; raises what made it fail."""
+    future = models.request(wanted.key)
+    while not future.done() and session not in stopped:
+        yield models.status()
+        time.sleep(0.25)
+    if future.done():
+        future.result()
+
+
+def _stream(wanted: Request, session: str) -> Iterator[tuple]:
+    """The log while it grows. Stop ends it between two rounds, a failure where it happens: what was logged stays, with the reason."""
+    log, pace, lines = "", Pace(), compare(wanted)
+    running = dict.fromkeys(range(len(wanted.rules)))
+    reason, message = "stopped", None
+    try:
+        while session not in stopped:
+            # Rounds run on the models' own thread; this one only passes them on.
+            line, ended = MODEL_THREAD.submit(next, lines, (None, None)).result()
+            if line is None:
+                return
+            running.pop(ended, None)
+            log += line + "\n"
+            if not running or pace.due():
+                yield log, STRINGS["status.running" if running else "status.baseline"]
+    except Exception as error:
+        reason, message = "error", str(error)
+        raise
+    finally:
+        MODEL_THREAD.submit(lines.close).result()
+        if log and not isinstance(sys.exception(), GeneratorExit):
+            log += "".join(end_line(pane, reason, message) + "\n" for pane in running)
+            yield log, STRINGS["status.running"]

@@ -1,0 +1,27 @@
+"""Start the page: arguments, models in the background, Gradio's server."""
+
+import argparse
+
+from cactus.cli import add_pair_arguments
+from cactus.page.app import ASSETS, HEAD, build
+from cactus.page.models import offered
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Serve the page until it is interrupted."""
+    parser = argparse.ArgumentParser(prog="python app.py", description="The Cactus page.")
+    parser.add_argument("--port", type=int, help="default: GRADIO_SERVER_PORT, else the first free one from 7860")
+    add_pair_arguments(parser)
+    args = parser.parse_args(arguments)
+    models = offered(args.verifier, args.draft, args.device, args.dtype)
+    models.request(models.key(next(iter(models.choices)), args.bits))
+    build(models).launch(
+        server_port=args.port,
+        css_paths=[ASSETS / "viewer.css"],
+        head=HEAD,
+        footer_links=["api"],
+        run_history=False,
+        ssr_mode=False,
+        state_session_capacity=200,
+        max_file_size=1,
+    )
