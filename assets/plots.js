@@ -13,7 +13,7 @@ const ROUND_DELTAS = [0, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1
 const MARKERS = ['circle-open', 'diamond'];
 const CHARTS = [
   { name: 'al', colours: { light: '#0072B2', dark: '#56B4E9' }, format: (value) => value.toFixed(2) },
-  { name: 'kl', colours: { light: '#B0578F', dark: '#CC79A7' }, format: (value) => Number(value.toPrecision(2)).toString() },
+  { name: 'kl', colours: { light: '#B0578F', dark: '#CC79A7' }, format: (value) => (value < 1e-9 ? '0' : Number(value.toPrecision(2)).toString()) },
 ];
 
 /** Labels come from the run log, and plotly reads some markup in its texts. */

@@ -37,6 +37,11 @@ export function threshold({ p, q, u, dc }) {
   return dc ?? Infinity;
 }
 
+/** Behind a drafted end token nothing is ever judged: it has no critical delta although the verifier allows it. */
+export function isBehindEnd({ c, q, dc }) {
+  return c === 'cut' || (dc === null && q > 0);
+}
+
 /**
  * For each drafted token of a block the deltas above which it is reached and accepted.
  * A token is reached once everything before it is accepted, so both only grow along the block.
@@ -44,6 +49,7 @@ export function threshold({ p, q, u, dc }) {
 export function blockThresholds(drafted) {
   let reached = -Infinity;
   return drafted.map((token) => {
+    if (isBehindEnd(token)) return { reached: Infinity, accepted: Infinity };
     const accepted = Math.max(reached, threshold(token));
     const pair = { reached, accepted };
     reached = accepted;
@@ -61,19 +67,16 @@ export function recordedVerdict(token) {
   return { rejected: 'reject', discarded: 'discard', cut: 'cut' }[token.c];
 }
 
-/** Accepted tokens of one block; what lies behind the stop of the recorded text never counts. */
+/** Accepted tokens of one block. */
 export function leadingAccepted(drafted, delta) {
-  const judgeable = drafted.filter((token) => token.c !== 'cut');
-  const first = judgeable.findIndex((token) => !acceptedAt(token, delta));
-  return first < 0 ? judgeable.length : first;
+  const first = drafted.findIndex((token) => isBehindEnd(token) || !acceptedAt(token, delta));
+  return first < 0 ? drafted.length : first;
 }
 
-/** Acceptance length of the recorded draws at another delta, null before anything was drafted. */
+/** Acceptance length of the recorded draws at another delta, over all passes; null before the first. */
 export function sameDraws(rounds, delta) {
-  const blocks = rounds.filter((round) => round.drafted.length > 0);
-  if (blocks.length === 0) return null;
-  const total = blocks.reduce((sum, block) => sum + leadingAccepted(block.drafted, delta), 0);
-  return total / blocks.length;
+  if (rounds.length === 0) return null;
+  return rounds.reduce((sum, round) => sum + leadingAccepted(round.drafted, delta), 0) / rounds.length;
 }
 
 // ---- curves over the grid of deltas ----
@@ -143,7 +146,7 @@ function addRound(log, round) {
 function addCurve(sums, curve) {
   curve.expected_al.forEach((value, at) => { sums.al[at] += value; });
   curve.kl.forEach((value, at) => { sums.kl[at] += value; });
-  sums.blocks += curve.drafted > 0 ? 1 : 0;
+  sums.blocks += 1;
   sums.judged += curve.judged;
 }
 

@@ -3,12 +3,13 @@
 
 import { createPlots } from './plots.js';
 import {
-  CLASSES, addRecord, blockThresholds, curves, emptyLog, firstDifference, gamma, gridPosition, interpolate, isKept,
+  CLASSES, addRecord, blockThresholds, curves, emptyLog, firstDifference, gamma, gridPosition, interpolate, isBehindEnd, isKept,
   nearestIndex, phi, plainText, recordedVerdict, rowsOf, sameDraws, targetRows, verdictAt,
 } from './rejudge.js';
 
 const OVERLAY = { accept: 'would_accept', reject: 'would_reject', discard: 'would_discard' };
 const OVERLAYS = Object.values(OVERLAY);
+const WITH_DELTA = new Set(['sps', 'cactus']); // typical acceptance knows no delta, no draw and no h
 const UNJUDGED = new Set(['discarded', 'cut']);
 const SLIDER_LABELS = [0, 0.01, 0.1, 1, 2];
 const EXAMPLE_Q = 0.3;
@@ -235,7 +236,7 @@ function createLegend(root, panes, t, onDiscarded) {
 
 const STATS = [
   ['tokens_per_pass', fixed(2)], ['accepted_per_judged', percent], ['accepted_per_drafted', percent],
-  ['kl', significant], ['logq', fixed(2)], ['tokens_per_s', fixed(1)], ['speedup', orDash((x) => `${x.toFixed(2)}×`)],
+  ['kl', significant], ['log_q', fixed(2)], ['tokens_per_s', fixed(1)], ['speedup', orDash((x) => `${x.toFixed(2)}×`)],
 ];
 
 function createStats(at, t) {
@@ -354,7 +355,8 @@ function createPane(pane, at, t, actions) {
   const node = make(
     'section', { class: 'pane', 'aria-label': pane.label },
     make('div', { class: 'pane-head' },
-      make('h3', {}, pane.label, ' ', make('span', { class: 'pane-delta' }, t('pane.delta', { delta: deltaText(pane.delta) }))),
+      make('h3', {}, pane.label, ' ', ...(WITH_DELTA.has(pane.rule)
+        ? [make('span', { class: 'pane-delta' }, t('pane.delta', { delta: deltaText(pane.delta) }))] : [])),
       copy, make('p', { class: 'quiet' }, t(`pane.${pane.rule}`))),
     list, ending, stats.node,
   );
@@ -497,9 +499,9 @@ function createPane(pane, at, t, actions) {
 
 // ---- one token's detail ----
 
-function dieRoll(token, delta, t) {
+function dieRoll(token, raised, t) {
   const sps = phi(token.p, token.q);
-  const all = phi(token.p, gamma(token.q, delta));
+  const all = phi(token.p, raised);
   const place = (name, from, to = from) => {
     const part = make('span', { class: name });
     part.style.setProperty('--from', from);
@@ -561,12 +563,16 @@ function figures(pairs) {
 }
 
 function criticalText(token, t) {
+  if (isBehindEnd(token)) return '';
   if (!known(token.dc)) return t('critical.never');
   if (token.u * token.p < token.q) return t('critical.always');
   return t('critical.from', { delta: significant(token.dc) });
 }
 
-function recordedSentence(token, t) {
+function recordedSentence(token, pane, t) {
+  if (!WITH_DELTA.has(pane.rule) && !UNJUDGED.has(token.c)) {
+    return t(isKept(token) ? 'verdict.tas_kept' : 'verdict.tas_rejected', { q: significant(token.q) });
+  }
   if (token.c === 'rejected' && token.q === 0) return t('verdict.impossible');
   const limit = token.c === 'accepted' ? token.q : token.g;
   const [up, against] = apart(token.u * token.p, limit);
@@ -581,22 +587,24 @@ function whatIf(entry, delta, t) {
 
 function draftedDetail(entry, delta, t) {
   const { token, pane } = entry;
-  const runRaised = gamma(token.q, pane.delta);
-  const rows = targetRows(token, token, runRaised);
-  const columns = [...P_AND_Q, { key: 'h', name: t('detail.h_run', { delta: deltaText(pane.delta) }), class: 'h', summed: true }];
-  const parts = [
-    make('p', { class: 'verdict' }, recordedSentence(token, t)),
-    figures([['p', token.p], ['q', token.q], ['γ', runRaised], ['φ', phi(token.p, runRaised)], ['u', token.u]]),
-    make('h5', {}, t('detail.run', { delta: deltaText(pane.delta) })),
-    dieRoll(token, pane.delta, t),
-  ];
-  if (delta !== pane.delta) {
-    const moved = targetRows(token, token, gamma(token.q, delta));
-    rows.forEach((row, at) => { row.moved = moved[at].h; });
-    columns.push({ key: 'moved', name: t('detail.h_run', { delta: deltaText(delta) }), class: 'h moved', summed: true });
+  const rows = targetRows(token, token, token.g);
+  const columns = [...P_AND_Q];
+  const parts = [make('p', { class: 'verdict' }, recordedSentence(token, pane, t))];
+  if (WITH_DELTA.has(pane.rule)) {
+    columns.push({ key: 'h', name: t('detail.h_run', { delta: deltaText(pane.delta) }), class: 'h', summed: true });
     parts.push(
-      make('h5', {}, t('detail.slider', { delta: deltaText(delta) })), dieRoll(token, delta, t),
-      ...(token.c === 'cut' ? [] : [make('p', {}, whatIf(entry, delta, t))]),
+      figures([['p', token.p], ['q', token.q], ['γ', token.g], ['φ', phi(token.p, token.g)], ['u', token.u]]),
+      make('h5', {}, t('detail.run', { delta: deltaText(pane.delta) })), dieRoll(token, token.g, t),
+    );
+  }
+  if (delta !== pane.delta || !WITH_DELTA.has(pane.rule)) {
+    const raised = gamma(token.q, delta);
+    const moved = targetRows(token, token, raised);
+    rows.forEach((row, at) => { row.moved = moved[at].h; });
+    columns.push({ key: 'moved', name: t('detail.h_run', { delta: deltaText(delta) }), class: 'h', summed: true });
+    parts.push(
+      make('h5', {}, t('detail.slider', { delta: deltaText(delta) })), dieRoll(token, raised, t),
+      ...(isBehindEnd(token) ? [] : [make('p', {}, whatIf(entry, delta, t))]),
     );
   }
   parts.push(
@@ -608,9 +616,9 @@ function draftedDetail(entry, delta, t) {
 }
 
 function emittedDetail(entry, t) {
-  const { token, round } = entry;
+  const { token, round, pane } = entry;
   const rejected = round.drafted.find((draft) => draft.c === 'rejected');
-  if (token.c === 'resampled' && rejected) {
+  if (token.c === 'resampled' && rejected && WITH_DELTA.has(pane.rule)) {
     // The row of the rejected draft is the row of this position.
     const rows = targetRows(rejected, rejected, rejected.g, [rejected, token]).map((row) => (
       { ...row, chosen: row.id === token.id, residual: row.id === null ? null : Math.max(0, row.h - row.p) }
@@ -625,8 +633,9 @@ function emittedDetail(entry, t) {
     ];
   }
   const rows = rowsOf(token, [token]).map((row) => ({ ...row, chosen: row.id === token.id }));
+  const origin = token.c === 'resampled' ? 'tas_resampled' : round.drafted.length > 0 ? 'bonus' : 'nothing_drafted';
   return [
-    make('p', { class: 'verdict' }, t(round.drafted.length > 0 ? 'verdict.bonus' : 'verdict.nothing_drafted')),
+    make('p', { class: 'verdict' }, t(`verdict.${origin}`)),
     distributionTable(P_AND_Q.slice(rows.every((row) => !known(row.p)) ? 1 : 0), rows, t),
   ];
 }

