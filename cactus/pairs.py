@@ -241,7 +241,9 @@ def _check_rollback(module, side: str) -> None:
         rolled_back = context.forward(ids[3:], 1)
         fresh = Context(context.model).forward(torch.cat([ids[:1], ids[3:]]), 1)
     except Exception as error:  # whatever a foreign architecture raises when it cannot
-        raise PairError(f"The {side}'s cache cannot be rolled back ({error}): choose a model with plain attention caches.") from error
+        raise PairError(
+            f"The {side}'s cache cannot be rolled back ({error}): choose a model with plain attention caches."
+        ) from error
     tolerance = 1e-3 if module.dtype == torch.float32 else 0.25
     if not torch.allclose(rolled_back, fresh, atol=tolerance * max(1.0, fresh.abs().max().item())):
         raise PairError(f"The {side}'s cache is not exact after a roll-back: choose a model with plain attention caches.")
@@ -272,6 +274,8 @@ def on_hub(names: tuple[str, ...]) -> bool:
     from huggingface_hub.errors import HfHubHTTPError
 
     try:
-        return all(isinstance(try_to_load_from_cache(name, "config.json"), str) or file_exists(name, "config.json") for name in names)
+        return all(
+            isinstance(try_to_load_from_cache(name, "config.json"), str) or file_exists(name, "config.json") for name in names
+        )
     except (HfHubHTTPError, OSError):
         return False

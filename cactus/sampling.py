@@ -82,4 +82,3 @@ def draw(probs: Tensor, u: Tensor) -> Tensor:
     drawn = torch.searchsorted(cumulative, u[..., None] * total, right=True)
     last = torch.searchsorted(cumulative, total)  # u·total may round up to the total itself
     return torch.minimum(drawn, last)[..., 0]
-

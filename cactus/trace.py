@@ -33,7 +33,9 @@ class Settings:
 
     def __post_init__(self):
         if self.num_draft_tokens != self.num_draft_tokens or not 0 <= self.num_draft_tokens <= MAX_DRAFT_TOKENS:
-            raise ValueError(f"Drafted tokens per block, m, must lie between 1 and {MAX_DRAFT_TOKENS}, got {self.num_draft_tokens}.")
+            raise ValueError(
+                f"Drafted tokens per block, m, must lie between 1 and {MAX_DRAFT_TOKENS}, got {self.num_draft_tokens}."
+            )
         if self.max_new_tokens < 1:
             raise ValueError(f"The length must be at least 1 token, got {self.max_new_tokens}.")
         run_key(self.seed, self.prompt_id)
@@ -253,7 +255,9 @@ def _token(kind, data: dict):
     row = data["row"]
     if row:
         p = row["p"] and tuple(_float32(value) for value in row["p"])
-        row = Row(tuple(row["ids"]), tuple(row["texts"]), p, tuple(_float32(value) for value in row["q"]), row["p_rest"], row["q_rest"])
+        row = Row(
+            tuple(row["ids"]), tuple(row["texts"]), p, tuple(_float32(value) for value in row["q"]), row["p_rest"], row["q_rest"]
+        )
     single = {name: _float32(data[name]) for name in ("p", "q") if name in data}
     return kind(**data | single | {"piece": Piece(**data["piece"]), "row": row})
 

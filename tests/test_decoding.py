@@ -208,6 +208,7 @@ def test_any_of_several_end_ids_stops():
 
 def test_replacement_comes_from_the_rejected_position():
     """Guards against a replacement of position 0 whatever was rejected: drafts 0, 9, 2 against argmaxes 0, 1, 2."""
+
     def verifier(ids):
         return 50.0 * torch.nn.functional.one_hot(torch.tensor(max(len(ids) - len(PROMPT), 0)), 12).float()
 
@@ -318,7 +319,9 @@ def test_too_long_a_prompt_names_both_numbers_and_runs_nothing():
     assert pair.verifier.forwards == 0
 
 
-@pytest.mark.parametrize("bad", [{"num_draft_tokens": -1}, {"num_draft_tokens": 33}, {"num_draft_tokens": math.nan}, {"max_new_tokens": 0}])
+@pytest.mark.parametrize(
+    "bad", [{"num_draft_tokens": -1}, {"num_draft_tokens": 33}, {"num_draft_tokens": math.nan}, {"max_new_tokens": 0}]
+)
 def test_settings_out_of_range(bad):
     with pytest.raises(ValueError, match=r"must .*got"):
         Settings(**bad)

@@ -1,5 +1,6 @@
 """The page in Gradio: layout, events, checks at the door. The viewer itself is assets/viewer.js, fed with the log of records."""
 
+import html
 import math
 import sys
 import time
@@ -55,14 +56,20 @@ def build(models: Models) -> gr.Blocks:
     with gr.Blocks(title=STRINGS["page.title"], analytics_enabled=False, delete_cache=(3600, 3600)) as page:
         gr.HTML(f"<h1>{STRINGS['page.title']}</h1><p>{STRINGS['page.lead']}</p>", elem_id="intro")
         with gr.Row(equal_height=True):
-            prompt = gr.Textbox(label=STRINGS["control.prompt"], value=first.prompt, lines=2, max_lines=8, scale=4, elem_id="prompt")
+            prompt = gr.Textbox(
+                label=STRINGS["control.prompt"], value=first.prompt, lines=2, max_lines=8, scale=4, elem_id="prompt"
+            )
             with gr.Column(scale=1, min_width=160):
                 start = gr.Button(STRINGS["control.generate"], variant="primary", elem_id="generate")
                 with gr.Row():
                     stop = gr.Button(STRINGS["control.stop"], min_width=70, elem_id="stop")
                     reset = gr.Button(STRINGS["control.reset"], min_width=70, elem_id="reset")
         status = gr.HTML(
-            models.status(), html_template='<p role="status" aria-live="polite"></p>', js_on_load=STATUS, elem_id="status", min_height=24
+            models.status(),
+            html_template='<p role="status" aria-live="polite"></p>',
+            js_on_load=STATUS,
+            elem_id="status",
+            min_height=24,
         )
         with gr.Accordion(STRINGS["control.settings"], open=False, elem_id="settings"):
             with gr.Row():
@@ -82,7 +89,9 @@ def build(models: Models) -> gr.Blocks:
                 )
             with gr.Row():
                 m = gr.Slider(1, MAX_M, defaults.num_draft_tokens, step=1, label=STRINGS["control.m"], elem_id="m")
-                length = gr.Slider(1, MAX_LENGTH, defaults.max_new_tokens, step=1, label=STRINGS["control.length"], elem_id="length")
+                length = gr.Slider(
+                    1, MAX_LENGTH, defaults.max_new_tokens, step=1, label=STRINGS["control.length"], elem_id="length"
+                )
                 with gr.Row():
                     seed = gr.Number(first.seed, precision=0, label=STRINGS["control.seed"], min_width=100, elem_id="seed")
                     dice = gr.Button(STRINGS["control.dice"], min_width=60, elem_id="dice")
@@ -235,7 +244,9 @@ def _generate(models: Models) -> Callable:
                 yield gr.skip(), said
             yield from _stream(wanted, request.session_hash)
         except (ValueError, RuntimeError) as error:
-            raise gr.Error(str(error), duration=20) from error
+            yield gr.skip(), models.status()
+            # The toast reads markup, and what a visitor can mend is no matter for the server's log.
+            raise gr.Error(html.escape(str(error), quote=False), duration=20, print_exception=False) from error
         yield gr.skip(), models.status()
 
     return generate

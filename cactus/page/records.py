@@ -123,7 +123,10 @@ def _piece(piece: Piece) -> dict:
 def _row(row: Row) -> dict:
     p = row.p or (None,) * len(row.ids)
     shown = list(zip(row.ids, row.texts, p, row.q, strict=False))[:TOP]
-    rest = [_round(max(0.0, 1 - sum(entry[2] for entry in shown))) if row.p else None, _round(max(0.0, 1 - sum(e[3] for e in shown)))]
+    rest = [
+        _round(max(0.0, 1 - sum(entry[2] for entry in shown))) if row.p else None,
+        _round(max(0.0, 1 - sum(e[3] for e in shown))),
+    ]
     return {
         "top": [[token, text, _round(x), _round(y)] for token, text, x, y in shown],
         "rest": rest,

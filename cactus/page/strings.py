@@ -27,13 +27,11 @@ STRINGS = {
     "delta.slider": "Divergence budget delta",
     "delta.number": "Exact value of delta, 0 to 2",
     "delta.value": "δ = {delta}",
-    "delta.zero": "δ = 0: Cactus is identical to SpS here. No probability is raised, and the text follows the "
-    "verifier exactly.",
+    "delta.zero": "δ = 0: Cactus is identical to SpS here. No probability is raised, and the text follows the verifier exactly.",
     "delta.effect": "δ = {delta}: a draft with verifier probability q = 0.30 is judged as if it had γ = {gamma}. "
     "Larger δ: more drafts kept, further from the verifier.",
     "delta.at_run": "This run used δ = {delta}. Move the slider to judge its recorded draws anew.",
-    "delta.rejudged": "Re-judged from the recorded draws: later text would differ; press Generate to run the "
-    "models at this δ.",
+    "delta.rejudged": "Re-judged from the recorded draws: later text would differ; press Generate to run the models at this δ.",
     "delta.run_value": "Back to this run's δ = {delta}",
     "delta.invalid": "Please give a number from 0 to 2.",
     # legend: names, explanations, overlay
@@ -54,8 +52,7 @@ STRINGS = {
     "class.would_accept": "would be accepted",
     "class.would_reject": "would be rejected",
     "class.would_discard": "would not be reached",
-    "explain.accepted": "Drafted by the small model and kept: the draw u·p fell below the verifier's own "
-    "probability q.",
+    "explain.accepted": "Drafted by the small model and kept: the draw u·p fell below the verifier's own probability q.",
     "explain.rescued": "Drafted and kept only because δ raised q to γ: q ≤ u·p < γ. SpS would have rejected it "
     "with this very draw.",
     "explain.rejected": "Drafted, then refused: u·p was not below γ. The verifier's replacement follows it.",
@@ -93,12 +90,9 @@ STRINGS = {
     "define.al": "Acceptance length (AL): accepted draft tokens per verifier pass, ± standard error over the "
     "passes. The bonus or resampled token is not counted. “Expected” averages over the draws u instead of using "
     "the ones that fell.",
-    "define.tokens_per_pass": "Tokens gained per pass of the verifier: the accepted drafts and the one token the "
-    "verifier adds.",
-    "define.accepted_per_judged": "Share of the judged drafts that were accepted. Drafts behind a rejection are "
-    "not judged.",
-    "define.accepted_per_drafted": "Share of all drafts that were accepted, the discarded ones included in the "
-    "denominator.",
+    "define.tokens_per_pass": "Tokens gained per pass of the verifier: the accepted drafts and the one token the verifier adds.",
+    "define.accepted_per_judged": "Share of the judged drafts that were accepted. Drafts behind a rejection are not judged.",
+    "define.accepted_per_drafted": "Share of all drafts that were accepted, the discarded ones included in the denominator.",
     "define.kl": "How far the distribution that really comes out, h_alg, lies from the verifier's q, averaged "
     "over judged positions. 0 means lossless.",
     "define.log_q": "Mean natural logarithm of the verifier's probability of the tokens kept. Higher means more "

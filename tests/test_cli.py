@@ -1,0 +1,145 @@
+"""The command line on the embedded pair: traces on standard output, everything else on standard error."""
+
+import json
+import os
+import re
+import subprocess
+import sys
+
+import pytest
+
+from cactus import cli, pairs, recordings
+from cactus.trace import read_traces
+
+SHORT = ["--max-new-tokens", "12", "--seed", "7"]
+
+
+@pytest.fixture
+def loaded(pair, monkeypatch):
+    """The pair that is loaded already, so that not every test loads it again."""
+    monkeypatch.setattr(pairs, "load_embedded", lambda bits, progress=None: pair)
+
+
+def test_json_is_a_trace_and_nothing_else(tmp_path):
+    """The documented command as a user types it, in a process of its own."""
+    command = [
+        sys.executable,
+        "-m",
+        "cactus",
+        "generate",
+        "Name three fruits.",
+        "--rule",
+        "cactus",
+        "--delta",
+        "0.5",
+        "--json",
+        *SHORT,
+    ]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    (trace,) = read_traces(done.stdout.splitlines())
+    assert (trace.rule.delta, trace.settings.seed, len(trace.ids)) == (0.5, 7, 12)
+    assert trace.provenance["verifier"] == "SmolLM2-135M-Instruct, Q4_1 weights dequantised to float32"
+    assert "acceptance length" in done.stderr
+
+
+def test_plain_output_is_the_text(loaded, capsys):
+    cli.main(["generate", "Name three fruits.", "--json", *SHORT])
+    (trace,) = read_traces(capsys.readouterr().out.splitlines())
+    cli.main(["generate", "Name three fruits.", *SHORT])
+    assert capsys.readouterr().out == trace.text + "\n"
+
+
+def test_coloured_output_shows_rejected_tokens_too(loaded, capsys, monkeypatch):
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    arguments = ["generate", "Tell me about rivers.", "--rule", "sps", "--max-new-tokens", "40", "--seed", "3"]
+    cli.main(arguments)
+    out = capsys.readouterr().out
+    cli.main([*arguments, "--json"])
+    (trace,) = read_traces(capsys.readouterr().out.splitlines())
+    for outcome, style in cli.STYLES.items():
+        tokens = [token for round in trace.rounds for token in (*round.drafted, round.replacement) if token]
+        assert (style in out) == any(token.outcome == outcome for token in tokens)
+
+
+def test_control_characters_cannot_drive_the_terminal():
+    assert cli._printable("a\x1b[31mb\tc\nd é😀") == "a\ufffd[31mb\tc\nd é😀"
+
+
+def test_verifier_alone(loaded, capsys):
+    cli.main(["generate", "Name three fruits.", "--rule", "verifier", "--json", *SHORT])
+    (trace,) = read_traces(capsys.readouterr().out.splitlines())
+    assert len(trace.rounds) == len(trace.ids) == 12
+    assert not trace.drafted
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["  "], "prompt is empty"),
+        (["word " * 9000], r"has \d+ tokens, but with 96 new tokens this pair has room for 8096"),
+        (["hi", "--delta", "-1"], "delta must be a number from 0 up, got -1.0"),
+        (["hi", "--delta", "nan"], "delta must be a number from 0 up, got nan"),
+        (["hi", "-m", "0"], "must lie between 1 and 32, got 0"),
+        (["hi", "-m", "99"], "must lie between 1 and 32, got 99"),
+        (["hi", "--temperature", "nan"], "Temperature must lie"),
+        (["hi", "--max-new-tokens", "0"], "length must be at least 1"),
+        (["hi", "--seed", "-4"], "seed must be a whole number"),
+        (["hi", "--draft", "somewhere"], "need --verifier"),
+        (["hi", "--bits", "9"], "bits must be a whole number from 3 to 8"),
+    ],
+)
+def test_bad_input_is_one_sentence(pair, monkeypatch, capsys, arguments, message):
+    def load(bits, progress=None):
+        if bits not in range(3, 9):
+            raise ValueError(f"bits must be a whole number from 3 to 8, got {bits}.")
+        return pair
+
+    monkeypatch.setattr(pairs, "load_embedded", load)
+    with pytest.raises(SystemExit) as stopped:
+        cli.main(["generate", *arguments])
+    captured = capsys.readouterr()
+    assert stopped.value.code == 2
+    assert captured.out == ""
+    (line,) = [line for line in captured.err.splitlines() if line.startswith("cactus: ")]
+    assert re.search(message, line)
+
+
+def test_a_reader_that_leaves_early_is_no_error():
+    """| head -1: the pipe closes while tokens still come."""
+    command = f"{sys.executable} -m cactus generate 'Count to twenty.' --json --max-new-tokens 64 | head -1"
+    done = subprocess.run(command, shell=True, capture_output=True, text=True, timeout=300, env=os.environ)
+    assert json.loads(done.stdout)["record"] == "run"
+    assert "Traceback" not in done.stderr
+
+
+def test_recorded_traces_are_real_and_whole():
+    """Every recording the page offers is in the repository, says what it ran on, and follows its own rule's verdicts."""
+    for recording in recordings.RECORDINGS:
+        sps, other, alone = recordings.read(recording.path)
+        assert (sps.rule.name, other.rule, alone.settings.num_draft_tokens) == ("sps", recording.rule, 0)
+        for trace in (sps, other, alone):
+            assert trace.prompt == recording.prompt
+            assert trace.settings.seed == recording.seed
+            assert trace.stop in ("eos", "length")
+            assert trace.provenance["verifier"].startswith("SmolLM2-135M-Instruct")
+            for token in trace.drafted:
+                if token.judged:
+                    assert token.kept == (token.u * token.p < token.gamma)
+
+
+def test_recording_again_gives_the_same_tokens(pair):
+    """Reproducible by the repository's own command: the same prompt and seed give the recorded tokens (on the same kind of machine;
+    elsewhere rounding may part them, so only the first eight are held to it)."""
+    recording = next(item for item in recordings.RECORDINGS if item.name == "arithmetic")
+    recorded, *_ = recordings.read(recording.path)
+    again = next(recordings.record(pair, recording))
+    assert again.ids[:8] == recorded.ids[:8]
+    assert again.prompt_ids == recorded.prompt_ids
+
+
+def test_an_unknown_recording_names_the_known_ones(capsys):
+    with pytest.raises(SystemExit):
+        cli.main(["record", "nonsense"])
+    assert "No recording is called 'nonsense'; there are explanation, story" in capsys.readouterr().err
