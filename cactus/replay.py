@@ -9,7 +9,7 @@ from collections.abc import Iterable, Sequence
 import torch
 from torch import Tensor
 
-from cactus.divergences import critical_delta, kl
+from cactus.divergences import kl, taylor_critical_delta
 from cactus.rules import Cactus, Rule, SortedRows
 from cactus.trace import DraftedToken, Round
 
@@ -35,8 +35,7 @@ class Replay:
             size = len(token.row.ids)
             p[i, :size], q[i, :size] = torch.tensor(token.row.p), torch.tensor(token.row.q)
             p[i, -1], q[i, -1] = token.row.p_rest, token.row.q_rest
-        # Float32 rows sum to 1 only within rounding, which would show as divergence where there is none.
-        self.rows = SortedRows(p / p.sum(-1, keepdim=True), q / q.sum(-1, keepdim=True))
+        self.rows = SortedRows(p, q)
         self.p, self.q, self.u = (self._column(name) for name in ("p", "q", "u"))
         self.judged = torch.tensor([token.judged for token in self.tokens], dtype=torch.bool)
 
@@ -71,7 +70,7 @@ class Replay:
 
     def critical_deltas(self) -> list[float | None]:
         """Per drafted token the Taylor rule's delta beyond which its own draw accepts it: 0 if SpS does, None if q excludes it."""
-        values = critical_delta(self.q, self.u * self.p).tolist()
+        values = taylor_critical_delta(self.q, self.u * self.p).tolist()
         return [None if value == float("inf") else value for value in values]
 
     def _gammas(self, rules: Sequence[Rule]) -> Tensor:

@@ -6,7 +6,9 @@
     h      the target once n is drafted: gamma at n, the rest of q scaled to fill up
     h_alg  what really comes out, averaged over n and over accepting or replacing it
 
-A rule says what gamma is and what replaces a rejected token; everything else follows. Results are float64.
+A rule says what gamma is and what replaces a rejected token; everything else follows. Results are float64. SpS and Cactus come first,
+then the rules they are compared with. Rules whose verdict depends on later positions (block verification, vLLM's FLy) lie outside this
+one-step picture.
 """
 
 from dataclasses import dataclass
@@ -14,7 +16,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from cactus.divergences import exact_gamma, taylor_gamma
+from cactus.divergences import DIVERGENCES, check_distributions, entropy
+from cactus.divergences import kl as kl_divergence
 
 
 @dataclass(frozen=True)
@@ -36,7 +39,8 @@ class SpS:
 
     def target(self, p: Tensor, q: Tensor, n: Tensor) -> Tensor:
         """(..., V) h: gamma at n, q(x)·(1−gamma)/(1−q(n)) elsewhere."""
-        gamma, scale = self.gamma_at(p, q, n), _rest_scale(self.gamma_at(p, q, n), _at(q, n))
+        gamma = self.gamma_at(p, q, n)
+        scale = _rest_scale(gamma, _at(q, n))
         return (q.double() * scale[..., None]).scatter(-1, n[..., None], gamma[..., None])
 
     def recovery(self, p: Tensor, q: Tensor, n: Tensor) -> Tensor:
@@ -45,12 +49,11 @@ class SpS:
         In exact arithmetic its mass is at least p(n) − gamma > 0; where rounding leaves none, h itself.
         """
         h = self.target(p, q, n)
-        residual = (h - p.double()).clamp_min(0.0)
-        mass = residual.sum(-1, keepdim=True)
-        return torch.where(mass > 0, residual, h) / torch.where(mass > 0, mass, h.sum(-1, keepdim=True))
+        return _normalised((h - p.double()).clamp_min(0.0), otherwise=h)
 
     def effective(self, p: Tensor, q: Tensor) -> Tensor:
-        """(..., V) h_alg, exact."""
+        """(..., V) h_alg, exact, in O(V log V)."""
+        check_distributions(p=p, q=q)
         rows = SortedRows(p, q)
         return rows.unsort(rows.effective(self.gamma(rows.p, rows.q)))
 
@@ -59,12 +62,14 @@ class SpS:
 class Cactus(SpS):
     """Constrained acceptance: raise q(n) as far as D(h ‖ q) ≤ delta allows, accept with min(1, gamma/p(n)).
 
-    Source: Hao and Mou, ICLR 2026. solver "taylor" is the paper's closed form, "exact" the root of the KL budget itself.
-    delta = 0 is SpS; where q(n) = 0 nothing is ever accepted. Raises ValueError for a delta below 0, NaN, or an unknown solver.
+    Source: Hao and Mou, ICLR 2026. solver "taylor" with KL is the paper's closed form, "exact" the root of the budget itself;
+    divergence: a name in DIVERGENCES. delta = 0 is SpS; where q(n) = 0 nothing is ever accepted. Raises ValueError for a delta below 0
+    or NaN, an unknown solver or divergence, and Taylor where there is none.
     """
 
     delta: float
     solver: str = "taylor"
+    divergence: str = "kl"
 
     name = "cactus"
 
@@ -73,14 +78,38 @@ class Cactus(SpS):
             raise ValueError(f"delta must be a number from 0 up, got {self.delta}.")
         if self.solver not in ("taylor", "exact"):
             raise ValueError(f"solver must be taylor or exact, got {self.solver!r}.")
+        if self.divergence not in DIVERGENCES:
+            raise ValueError(f"divergence must be one of {', '.join(DIVERGENCES)}, got {self.divergence!r}.")
+        if self.solver == "taylor" and DIVERGENCES[self.divergence].curvature is None:
+            raise ValueError(f"{self.divergence} has no Taylor form: choose the exact solver.")
 
     def gamma(self, p: Tensor, q: Tensor) -> Tensor:
         """(...) elementwise, from q alone."""
-        return (taylor_gamma if self.solver == "taylor" else exact_gamma)(q, self.delta)
+        divergence = DIVERGENCES[self.divergence]
+        return (divergence.taylor_gamma if self.solver == "taylor" else divergence.exact_gamma)(q, self.delta)
+
+
+class OneReplacement:
+    """Rules whose replacement is drawn from the same distribution whatever token was rejected."""
+
+    def gamma_at(self, p: Tensor, q: Tensor, n: Tensor) -> Tensor:
+        """(...) gamma of the drafted tokens; reads whole rows."""
+        return _at(self.gamma(p, q), n)
+
+    def recovery(self, p: Tensor, q: Tensor, n: Tensor) -> Tensor:
+        """(..., V) distribution of the replacement after a rejection."""
+        return self.replacement(p, q)
+
+    def effective(self, p: Tensor, q: Tensor) -> Tensor:
+        """(..., V) h_alg: p where accepted, the rejected mass spread over the replacement."""
+        check_distributions(p=p, q=q)
+        kept = torch.minimum(p.double(), self.gamma(p, q))
+        rejected = (p.double().sum(-1, keepdim=True) - kept.sum(-1, keepdim=True)).clamp_min(0.0)
+        return kept + rejected * self.replacement(p, q)
 
 
 @dataclass(frozen=True)
-class TAS:
+class TAS(OneReplacement):
     """Typical acceptance: accept iff q(n) > min(epsilon, alpha·e^(−H(q))), else emit argmax q. p is not read.
 
     Source: Cai et al. 2024 (Medusa). H is the entropy of q after temperature and filters. No divergence is bounded:
@@ -98,45 +127,184 @@ class TAS:
 
     def threshold(self, q: Tensor) -> Tensor:
         """(...) what q(n) must exceed."""
-        entropy = torch.special.entr(q.double()).sum(-1)
-        return (self.alpha * torch.exp(-entropy)).clamp_max(self.epsilon)
+        return (self.alpha * torch.exp(-entropy(q))).clamp_max(self.epsilon)
 
     def gamma(self, p: Tensor, q: Tensor) -> Tensor:
         """(..., V) 1 where a token would be accepted whatever the draw, else 0."""
         return (q.double() > self.threshold(q)[..., None]).double()
 
-    def gamma_at(self, p: Tensor, q: Tensor, n: Tensor) -> Tensor:
-        """(...) gamma of the drafted tokens; reads whole rows of q for their entropy."""
-        return (_at(q, n).double() > self.threshold(q)).double()
-
-    def target(self, p: Tensor, q: Tensor, n: Tensor) -> Tensor:
-        """(..., V) where n would be accepted, n for sure; else the one-hot argmax of q."""
-        emitted = torch.where(self.gamma_at(p, q, n) > 0, n, q.argmax(-1))
-        return torch.zeros_like(q, dtype=torch.float64).scatter(-1, emitted[..., None], 1.0)
-
-    def recovery(self, p: Tensor, q: Tensor, n: Tensor) -> Tensor:
+    def replacement(self, p: Tensor, q: Tensor) -> Tensor:
         """(..., V) the one-hot argmax of q."""
         return torch.zeros_like(q, dtype=torch.float64).scatter(-1, q.argmax(-1, keepdim=True), 1.0)
 
-    def effective(self, p: Tensor, q: Tensor) -> Tensor:
-        """(..., V) h_alg: p where accepted, the rejected mass on argmax q."""
-        kept = p.double() * self.gamma(p, q)
-        rejected = (p.double().sum(-1, keepdim=True) - kept.sum(-1, keepdim=True)).clamp_min(0.0)
-        return kept.scatter_add(-1, q.argmax(-1, keepdim=True), rejected)
+
+@dataclass(frozen=True)
+class Interpolation(OneReplacement):
+    """Sample from the mixture h = weight·p + (1−weight)·q, losslessly for that h.
+
+    Source: transformers' assistant_ensemble_weight w = 1 − weight; the static ensemble of DIVERSED (arXiv 2604.07622). Guarantee:
+    output h, TV(h, q) = weight·TV(p, q), the best acceptance at that TV; weight 0 is SpS, 1 accepts everything. Under filters it
+    accepts tokens that the verifier excludes, so KL(h ‖ q) is infinite there.
+    """
+
+    weight: float
+
+    name = "interpolation"
+
+    def __post_init__(self):
+        _check_range("weight", self.weight, 0, 1)
+
+    def gamma(self, p: Tensor, q: Tensor) -> Tensor:
+        """(...) elementwise: the mixture."""
+        return self.weight * p.double() + (1 - self.weight) * q.double()
+
+    def replacement(self, p: Tensor, q: Tensor) -> Tensor:
+        """(..., V) (h − p)₊ normalised, which is (q − p)₊ normalised."""
+        h = self.gamma(p, q)
+        return _normalised((h - p.double()).clamp_min(0.0), otherwise=h)
 
 
-Rule = SpS | Cactus | TAS
+@dataclass(frozen=True)
+class TopK(OneReplacement):
+    """Accept iff n is among the k likeliest tokens of q (ties with the k-th included); else draw from (1[top-k] − p)₊.
+
+    Source: the official implementation of Cactus. No divergence is bounded; the replacement forgets q's own weights.
+    """
+
+    k: int
+
+    name = "topk"
+
+    def __post_init__(self):
+        if self.k != int(self.k) or self.k < 1:
+            raise ValueError(f"k must be a whole number from 1 up, got {self.k}.")
+
+    def gamma(self, p: Tensor, q: Tensor) -> Tensor:
+        """(..., V) 1 on the top-k tokens that q allows, else 0."""
+        least = q.topk(min(int(self.k), q.shape[-1])).values[..., -1:]
+        return ((q >= least) & (q > 0)).double()
+
+    def replacement(self, p: Tensor, q: Tensor) -> Tensor:
+        """(..., V) (1[top-k] − p)₊ normalised."""
+        top = self.gamma(p, q)
+        return _normalised((top - p.double()).clamp_min(0.0), otherwise=top)
+
+
+@dataclass(frozen=True)
+class Lenience(OneReplacement):
+    """Accept with min(1, q(n)/(lenience·p(n))), else draw from (q − lenience·p)₊.
+
+    Source: Leviathan et al. 2023, appendix A.5. Guarantee: h_alg(x) ≤ q(x)/lenience. lenience 1 is SpS.
+    """
+
+    lenience: float
+
+    name = "lenience"
+
+    def __post_init__(self):
+        _check_range("lenience", self.lenience, 1e-9, 1)
+
+    def gamma(self, p: Tensor, q: Tensor) -> Tensor:
+        """(...) elementwise: q/lenience, at most 1."""
+        return (q.double() / self.lenience).clamp_max(1.0)
+
+    def replacement(self, p: Tensor, q: Tensor) -> Tensor:
+        """(..., V) (q − lenience·p)₊ normalised."""
+        return _normalised((q.double() - self.lenience * p.double()).clamp_min(0.0), otherwise=q.double())
+
+
+@dataclass(frozen=True)
+class Mentored(OneReplacement):
+    """The best possible acceptance at a KL budget: sample losslessly from h = clip(p, q/Z, a·q/Z), KL(h ‖ q) = budget.
+
+    Source: V. Tran-Thien, mentored decoding, 2023. h does not depend on n, but has to be searched for over the whole vocabulary.
+    budget 0 is SpS; from KL(p ‖ q) on everything that q allows is accepted.
+    """
+
+    budget: float
+
+    name = "mentored"
+
+    def __post_init__(self):
+        _check_range("budget", self.budget, 0, float("inf"))
+
+    def gamma(self, p: Tensor, q: Tensor) -> Tensor:
+        """(..., V) h itself."""
+        return optimal(p, q, self.budget)
+
+    def replacement(self, p: Tensor, q: Tensor) -> Tensor:
+        """(..., V) (h − p)₊ normalised."""
+        h = self.gamma(p, q)
+        return _normalised((h - p.double()).clamp_min(0.0), otherwise=h)
+
+
+@dataclass(frozen=True)
+class Fuzzy(OneReplacement):
+    """Accept whatever was drafted where JS(p, q) lies below a threshold, else draw from q.
+
+    Source: Holsman et al. 2025, fuzzy speculative decoding. threshold 0 draws every token from q (lossless, but nothing is accepted);
+    above ln 2 everything is. Each position is either p or q: where it is p, tokens outside the verifier's filters come out too.
+    """
+
+    threshold: float
+
+    name = "fuzzy"
+
+    def __post_init__(self):
+        _check_range("threshold", self.threshold, 0, float("inf"))
+
+    def gamma(self, p: Tensor, q: Tensor) -> Tensor:
+        """(..., V) 1 on whole rows that are close enough, 0 on the others."""
+        close = DIVERGENCES["js"].between(p, q) < self.threshold
+        return close[..., None].double().expand(q.shape)
+
+    def replacement(self, p: Tensor, q: Tensor) -> Tensor:
+        """(..., V) q."""
+        return q.double()
+
+
+Rule = SpS | Cactus | OneReplacement
 
 
 def accept_prob(rule: Rule, p: Tensor, q: Tensor) -> Tensor:
     """(..., V) phi = min(1, gamma/p) of every token, were it the drafted one; 1 where p is 0 and gamma is not."""
+    check_distributions(p=p, q=q)
     gamma, p = rule.gamma(p, q), p.double()
     return torch.where(p > gamma, gamma / p, (gamma > 0).double())
 
 
 def acceptance(rule: Rule, p: Tensor, q: Tensor) -> Tensor:
     """(...) expected acceptance of one drafted token, Σ min(p, gamma)."""
+    check_distributions(p=p, q=q)
     return torch.minimum(p.double(), rule.gamma(p, q)).sum(-1)
+
+
+def certificate(rule: Rule, p: Tensor, q: Tensor) -> Tensor:
+    """(...) Σ h_alg ln(gamma/q) in nats, for SpS and Cactus: since h_alg(x) ≤ gamma(x), never below KL(h_alg ‖ q)."""
+    h, gamma, q = rule.effective(p, q), rule.gamma(p, q), q.double()
+    return torch.where(h > 0, torch.xlogy(h, gamma) - torch.xlogy(h, q), 0.0).sum(-1)
+
+
+SEARCH = 60  # halvings of each of the two multipliers of the optimum
+
+
+def optimal(p: Tensor, q: Tensor, budget: float | Tensor) -> Tensor:
+    """The h with KL(h ‖ q) ≤ budget that accepts most: clip(p, low·q, high·q), low ≤ 1 ≤ high (THEORY: the frontier).
+
+    p, q: (..., V); budget: nats, a number or (...). Returns (..., V) float64. high is searched for so that the budget is met, and for
+    each high the low that makes h sum to 1, both on prefix sums of the sorted rows.
+    """
+    rows = SortedRows(p, q)
+    budget = torch.as_tensor(budget, dtype=torch.float64, device=p.device).expand(p.shape[:-1])[..., None]
+    finite = torch.where(rows.ratio < torch.inf, rows.ratio, 0.0).amax(-1, keepdim=True).clamp_min(1.0)
+    least, most = torch.zeros_like(finite), finite.log()
+    for _ in range(SEARCH):
+        middle = (least + most) / 2
+        within = kl_divergence(rows.clipped(middle.exp()), rows.q)[..., None] <= budget
+        least, most = torch.where(within, middle, least), torch.where(within, most, middle)
+    # The whole range is allowed where even accepting all that q allows stays within the budget.
+    everything = kl_divergence(rows.clipped(finite), rows.q)[..., None] <= budget
+    return rows.unsort(rows.clipped(torch.where(everything, finite, least.exp())))
 
 
 class SortedRows:
@@ -147,7 +315,8 @@ class SortedRows:
     """
 
     def __init__(self, p: Tensor, q: Tensor):
-        p, q = p.double(), q.double()
+        # Float32 rows sum to 1 only within rounding, which would show as divergence where there is none.
+        p, q = (row.double() / row.double().sum(-1, keepdim=True) for row in (p, q))
         ratio = torch.where(q > 0, p / q, torch.inf)
         self.ratio, self.order = ratio.sort(-1)
         self.p, self.q = p.gather(-1, self.order), q.gather(-1, self.order)
@@ -171,6 +340,20 @@ class SortedRows:
         by_q = _sum_beyond(spread.scatter_add(-1, reach, share * scale))
         by_p = _sum_beyond(spread.scatter_add(-1, reach, share))
         return torch.minimum(self.p, gamma) + (self.q * by_q - self.p * by_p).clamp_min(0.0)
+
+    def clipped(self, high: Tensor) -> Tensor:
+        """(..., V) clip(p, low·q, high·q) in sorted order, high (..., 1) at least 1, low in [0, 1] such that it sums to 1: what the
+        tokens above lose, the tokens below gain."""
+        lost = (self.p - high * self.q).clamp_min(0.0).sum(-1, keepdim=True)
+        least, most = torch.zeros_like(high), torch.ones_like(high)
+        for _ in range(SEARCH):
+            middle = (least + most) / 2
+            reach = torch.searchsorted(self.ratio, middle)
+            gained = middle * self._q_below.gather(-1, reach) - self._p_below.gather(-1, reach)
+            enough = gained >= lost
+            least, most = torch.where(enough, least, middle), torch.where(enough, middle, most)
+        h = torch.minimum(torch.maximum(self.p, most * self.q), high * self.q)
+        return h / h.sum(-1, keepdim=True)
 
     def unsort(self, values: Tensor) -> Tensor:
         """(..., V) values in sorted order, put back in vocabulary order."""
@@ -209,3 +392,14 @@ def _rest_scale(gamma: Tensor, q: Tensor) -> Tensor:
 def _sum_beyond(values: Tensor) -> Tensor:
     """(..., V+1) to (..., V): entry i becomes the sum of the entries after i."""
     return values.flip(-1).cumsum(-1).flip(-1)[..., 1:]
+
+
+def _normalised(residual: Tensor, otherwise: Tensor) -> Tensor:
+    """Rows scaled to sum 1; where a row is empty, `otherwise` scaled so."""
+    mass = residual.sum(-1, keepdim=True)
+    return torch.where(mass > 0, residual, otherwise) / torch.where(mass > 0, mass, otherwise.sum(-1, keepdim=True))
+
+
+def _check_range(name: str, value: float, low: float, high: float) -> None:
+    if not low <= value <= high:
+        raise ValueError(f"{name} must lie between {low:g} and {high:g}, got {value}.")

@@ -11,11 +11,11 @@ from typing import Any, TextIO
 
 import numpy as np
 
-from cactus.rules import TAS, Cactus, Rule, SpS
+from cactus.rules import TAS, Cactus, Fuzzy, Interpolation, Lenience, Mentored, Rule, SpS, TopK
 from cactus.sampling import Sampling, run_key
 
 SCHEMA = 1
-RULES = {rule.name: rule for rule in (SpS, Cactus, TAS)}
+RULES = {rule.name: rule for rule in (SpS, Cactus, TAS, Interpolation, TopK, Lenience, Mentored, Fuzzy)}
 OUTCOMES = ("accepted", "rescued", "rejected", "resampled", "bonus", "discarded", "cut")
 MAX_DRAFT_TOKENS = 32
 

@@ -8,12 +8,42 @@ from pathlib import Path
 import pytest
 import torch
 
-from cactus.divergences import binary_kl, critical_delta, exact_gamma, kl, taylor_gamma
-from cactus.rules import TAS, Cactus, SortedRows, SpS, accept_prob, acceptance, shift_logits_
+from cactus.divergences import DIVERGENCES, KL, kl, taylor_critical_delta
+from cactus.rules import (
+    TAS,
+    Cactus,
+    Fuzzy,
+    Interpolation,
+    Lenience,
+    Mentored,
+    SortedRows,
+    SpS,
+    TopK,
+    accept_prob,
+    acceptance,
+    optimal,
+    shift_logits_,
+)
 
 VECTORS = Path(os.environ.get("CACTUS_VECTORS", Path(__file__).parent / "data" / "vectors.json"))
 CASES = json.loads(VECTORS.read_text())["cases"]
 TOLERANCE = {torch.float32: 1e-6, torch.float64: 1e-10}
+
+
+EVERY_RULE = [
+    SpS(),
+    Cactus(0.01),
+    Cactus(0.5),
+    Cactus(3.0, "exact"),
+    *(Cactus(0.1, "exact", name) for name in DIVERGENCES),
+    *(Cactus(0.1, "taylor", name) for name, divergence in DIVERGENCES.items() if divergence.curvature),
+    TAS(),
+    Interpolation(0.3),
+    TopK(3),
+    Lenience(0.5),
+    Mentored(0.05),
+    Fuzzy(0.2),
+]
 
 
 def row(values, dtype=torch.float64):
@@ -73,11 +103,27 @@ class TestVectors:
             close(acceptance(rule, p, q), expected["acceptance"], TOLERANCE[dtype])
             close(rule.effective(p, q), expected["effective"], TOLERANCE[dtype])
 
+    def test_interpolation(self, case, dtype):
+        p, q = row(case["p"], dtype), row(case["q"], dtype)
+        for expected in case["interp"]:
+            rule = Interpolation(expected["alpha"])
+            close(acceptance(rule, p, q), expected["acceptance"], TOLERANCE[dtype])
+            close(rule.effective(p, q), expected["effective"], TOLERANCE[dtype])
+
+    def test_optimum(self, case, dtype):
+        p, q = row(case["p"], dtype), row(case["q"], dtype)
+        for expected in case["optimal"]:
+            h = optimal(p, q, expected["kl_budget"])
+            close(h, expected["effective"], TOLERANCE[dtype])
+            close(torch.minimum(p.double(), h).sum(), expected["acceptance"], TOLERANCE[dtype])
+            close(kl(h, q), expected["kl"], TOLERANCE[dtype])
+            close(Mentored(expected["kl_budget"]).effective(p, q), expected["effective"], TOLERANCE[dtype])
+
     def test_critical_delta(self, case, dtype):
         p, q = row(case["p"], dtype), row(case["q"], dtype)
         for expected in case["critical_delta"]:
             n = expected["token"]
-            got = critical_delta(q[n], expected["u"] * p[n].double())
+            got = taylor_critical_delta(q[n], expected["u"] * p[n].double())
             if expected["delta"] is None:
                 assert got == math.inf
             else:
@@ -134,23 +180,23 @@ def test_kl_is_never_negative_or_nan():
     assert kl(torch.tensor([0.5, 0.0, 0.5, 0.0]), q) == math.inf
     assert kl(row([0.28, 0.45, 0.27]), row([0.2, 0.5, 0.3])).item() == pytest.approx(0.01835, abs=1e-5)
     # The square-root gamma may spend more than its budget: nothing may promise KL(h ‖ q) ≤ delta.
-    assert taylor_gamma(row(0.8), 0.02).item() == pytest.approx(0.88)
-    assert binary_kl(row(0.88), row(0.8)).item() == pytest.approx(0.0226, abs=1e-4)
+    assert KL.taylor_gamma(row(0.8), 0.02).item() == pytest.approx(0.88)
+    assert KL.binary(row(0.88), row(0.8)).item() == pytest.approx(0.0226, abs=1e-4)
 
 
 def test_gamma_limits():
     q = row([0.0, 1e-30, 1e-9, 0.3, 1 - 1e-9, 1.0])
-    for solver in (taylor_gamma, exact_gamma):
+    for solver in (KL.taylor_gamma, KL.exact_gamma):
         assert solver(q, 0.0).tolist() == q.tolist()
         for delta in (1e-6, 0.1, 5.0):
             gamma = solver(q, delta)
             assert gamma[0] == 0 and gamma[-1] == 1
             assert ((gamma >= q) & (gamma <= 1)).all()
     inner = row([1e-6, 0.01, 0.3, 0.6])
-    assert torch.allclose(binary_kl(exact_gamma(inner, 0.2), inner), row([0.2] * 4), atol=1e-12)
+    assert torch.allclose(KL.binary(KL.exact_gamma(inner, 0.2), inner), row([0.2] * 4), atol=1e-12)
 
 
-@pytest.mark.parametrize("rule", [SpS(), Cactus(0.01), Cactus(0.5), Cactus(0.1, "exact"), Cactus(3.0, "exact"), TAS()])
+@pytest.mark.parametrize("rule", EVERY_RULE)
 def test_effective_equals_the_sum_over_drafted_tokens(rule):
     generator = torch.Generator().manual_seed(1)
     for size in (2, 3, 17, 200):
