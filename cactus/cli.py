@@ -1,16 +1,22 @@
-"""The command line: python -m cactus generate | record | fetch. Results go to standard output, everything else to standard error."""
+"""The command line, python -m cactus generate | replay | record | fetch. Results go to standard output, all else to standard error."""
 
 import argparse
+import json
 import logging
+import math
 import os
 import sys
+from collections.abc import Iterator
+from dataclasses import asdict
+from pathlib import Path
 
 from cactus import embedded, pairs, recordings
 from cactus.decoding import run
 from cactus.metrics import summary
+from cactus.replay import Outlook, Replay, auto_delta, frontier, optimum_curve, outlook
 from cactus.rules import TAS, Cactus, Rule, SpS
 from cactus.sampling import Sampling
-from cactus.trace import MAX_DRAFT_TOKENS, DraftedToken, Replacement, Round, Settings, Trace
+from cactus.trace import MAX_DRAFT_TOKENS, DraftedToken, Replacement, Round, Settings, Trace, rule_to_json
 
 log = logging.getLogger("cactus")
 
@@ -71,6 +77,15 @@ def _parser() -> argparse.ArgumentParser:
         "names", nargs="*", metavar="name", help=f"of {', '.join(r.name for r in recordings.RECORDINGS)} (default all)"
     )
     record.set_defaults(command=_record)
+
+    replay = commands.add_parser("replay", help="what other budgets and rules would do at the contexts of a recorded trace")
+    replay.add_argument("trace", type=Path, help="JSON Lines from generate --json, or a .jsonl.gz of assets/traces; its first trace counts")
+    replay.add_argument("--deltas", default="0:2:41", help="first:last:count, evenly spaced, or a,b,c (default 0:2:41)")
+    replay.add_argument("--frontier", action="store_true", help="also every other rule along its own parameter, and the optimum")
+    replay.add_argument("--kl-budget", type=float, help="also the largest delta within this mean KL per judged token, nats")
+    replay.add_argument("--al", type=float, help="also the smallest delta that reaches this expected acceptance length")
+    replay.add_argument("--json", action="store_true")
+    replay.set_defaults(command=_replay)
 
     fetch = commands.add_parser("fetch", help="download and convert the embedded pair")
     fetch.set_defaults(command=lambda args: print(embedded.fetch(_progress())))
@@ -159,6 +174,75 @@ def _report(trace: Trace) -> None:
         show(numbers.tokens_per_pass, 2), show(numbers.accepted_per_judged), show(numbers.accepted_per_drafted), show(numbers.kl, 4),
         show(numbers.log_q), show(numbers.tokens_per_s, 1),
     )  # fmt: skip
+
+
+def _replay(args: argparse.Namespace) -> None:
+    traces = recordings.read(args.trace)
+    if not traces:
+        raise ValueError(f"{args.trace} holds no trace.")
+    trace, rules = traces[0], [Cactus(delta) for delta in _deltas(args.deltas)]
+    looked = outlook(trace, rules)
+    replayed = Replay(trace.rounds, trace.eos_ids)
+    data = {
+        "deltas": [rule_to_json(point.rule) | _numbers(point) for point in looked],
+        "critical": [
+            {"index": token.index, "block": round.block, "token": token.piece.text, "delta": delta}
+            for round, block in zip(trace.rounds, replayed.critical_blocks(), strict=True)
+            for token, delta in zip(round.drafted, block, strict=False)
+            if token.outcome == "rejected"
+        ],
+    }
+    if args.frontier:
+        data["frontier"] = {
+            label: [_numbers(gain.outlook) | {k: v for k, v in asdict(gain).items() if k != "outlook"} for gain in gains]
+            for label, gains in frontier(trace).items()
+        }
+        data["optimum"] = [{"kl": spent, "acceptance": accepted} for spent, accepted in optimum_curve(trace)]
+    if args.kl_budget is not None:
+        data["delta_for_kl_budget"] = auto_delta(trace, kl_budget=args.kl_budget)
+    if args.al is not None:
+        data["delta_for_al"] = auto_delta(trace, al=args.al)
+    print(json.dumps(data, ensure_ascii=False) if args.json else "\n".join(_tables(data)))
+
+
+def _deltas(text: str) -> list[float]:
+    try:
+        if ":" not in text:
+            return [float(part) for part in text.split(",")]
+        first, last, count = text.split(":")
+        return [float(first) + (float(last) - float(first)) * i / max(int(count) - 1, 1) for i in range(int(count))]
+    except ValueError as error:
+        raise ValueError(f"--deltas takes first:last:count or a,b,c, got {text!r}.") from error
+
+
+def _numbers(point: Outlook) -> dict:
+    """An infinite divergence is null in JSON, which has no infinity."""
+    values = {name: value for name, value in asdict(point).items() if name != "rule"}
+    return {name: value if math.isfinite(value) else None for name, value in values.items()}
+
+
+def _tables(data: dict) -> Iterator[str]:
+    columns = ("acceptance", "expected_al", "kl", "tv", "entropy", "entropy_q", "rescued", "lost")
+
+    def line(head: str, point: dict, more: str = "") -> str:
+        cells = ("∞" if point[name] is None else f"{point[name]:.4g}" for name in columns)
+        return head.rjust(28) + "".join(cell.rjust(13) for cell in cells) + more
+
+    yield "delta".rjust(28) + "".join(name.rjust(13) for name in columns)
+    yield from (line(f"{point['delta']:g}", point) for point in data["deltas"])
+    yield "\nrejected tokens, and the delta beyond which their own draw accepts them"
+    for token in data["critical"]:
+        delta = "never (q = 0)" if token["delta"] is None else f"{token['delta']:.4g}"
+        yield f"  token {token['index']:>3}  {_printable(token['token'])!r:<20} {delta}"
+    for label, points in data.get("frontier", {}).items():
+        yield f"\n{label}"
+        for point in points:
+            shares = (point["of_kl_optimum"], point["of_tv_optimum"])
+            more = "".join("–".rjust(9) if share is None else f"{share:.1%}".rjust(9) for share in shares)
+            yield line(f"{point['parameter']:g}", point, f"   of the best at its KL, TV:{more}")
+    for name in ("delta_for_kl_budget", "delta_for_al"):
+        if name in data:
+            yield f"\n{name.replace('_', ' ')}: {data[name]:.6g}"
 
 
 def _record(args: argparse.Namespace) -> None:

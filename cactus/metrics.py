@@ -4,6 +4,7 @@ import math
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 
+from cactus.divergences import entropy, kl
 from cactus.replay import Replay
 from cactus.rules import Rule
 from cactus.trace import Round, Trace
@@ -11,8 +12,9 @@ from cactus.trace import Round, Trace
 
 @dataclass(frozen=True)
 class RoundFigures:
-    """One verifier pass. expected: accepted tokens to be expected given the block's start; kl: Σ KL(h_alg ‖ q) over its judged
-    positions, in nats, and kls each of them; log_q: Σ ln q of its emitted tokens; seconds: the block's wall time."""
+    """One verifier pass. expected: accepted tokens to be expected given the block's start; kls: KL(h_alg ‖ q) of each of its judged
+    positions, in nats; entropy, entropy_q: Σ over them of the entropy of h_alg and of q, in nats; log_q: Σ ln q of
+    its emitted tokens; seconds: the block's wall time."""
 
     tokens: int
     accepted: int
@@ -20,6 +22,8 @@ class RoundFigures:
     drafted: int
     expected: float
     kls: tuple[float, ...]
+    entropy: float
+    entropy_q: float
     log_q: float
     seconds: float
 
@@ -31,7 +35,8 @@ class Summary:
     al: acceptance length, accepted draft tokens per verifier pass (the bonus or resampled token not counted); al_se its standard error
     over passes; expected_al the same with each pass replaced by its expectation. tokens_per_pass: emitted tokens per verifier pass.
     accepted_per_judged leaves discarded tokens out, accepted_per_drafted counts them. kl: mean KL(h_alg ‖ q) over judged positions,
-    nats. log_q: mean ln q of the emitted tokens, nats. tokens_per_s: emitted tokens per second of decoding.
+    nats. entropy, entropy_q: mean entropy of h_alg and of q there, nats: far below it, the output drifts towards a deterministic one.
+    log_q: mean ln q of the emitted tokens, nats. tokens_per_s: emitted tokens per second of decoding.
     """
 
     tokens: int
@@ -43,6 +48,8 @@ class Summary:
     accepted_per_judged: float | None
     accepted_per_drafted: float | None
     kl: float | None
+    entropy: float | None
+    entropy_q: float | None
     log_q: float | None
     tokens_per_s: float | None
 
@@ -53,14 +60,16 @@ class Summary:
 def figures(round: Round, rule: Rule, eos_ids: Sequence[int]) -> RoundFigures:
     """The figures of one round of a run by `rule`."""
     replay = Replay([round], eos_ids)
-    divergence = replay.divergence([rule])[0][replay.judged] if replay.tokens else []
+    h, q = replay.effective([rule])[0][replay.judged], replay.rows.q[replay.judged]
     return RoundFigures(
         tokens=len(round.emitted),
         accepted=round.accepted,
         judged=sum(token.judged for token in round.drafted),
         drafted=sum(token.outcome != "cut" for token in round.drafted),
         expected=replay.expected_lengths([rule])[0, 0].item() if replay.tokens else 0.0,
-        kls=tuple(float(value) for value in divergence),
+        kls=tuple(kl(h, q).tolist()),
+        entropy=entropy(h).sum().item(),
+        entropy_q=entropy(q).sum().item(),
         log_q=sum(math.log(token.q) for token in round.emitted),
         seconds=sum(round.seconds.values()),
     )
@@ -83,6 +92,8 @@ def summarise(rounds: Iterable[RoundFigures]) -> Summary:
         accepted_per_judged=_ratio(accepted, judged),
         accepted_per_drafted=_ratio(accepted, sum(round.drafted for round in rounds)),
         kl=_ratio(sum(sum(round.kls) for round in rounds), judged),
+        entropy=_ratio(sum(round.entropy for round in rounds), judged),
+        entropy_q=_ratio(sum(round.entropy_q for round in rounds), judged),
         log_q=_ratio(sum(round.log_q for round in rounds), tokens),
         tokens_per_s=_ratio(tokens, sum(round.seconds for round in rounds)),
     )

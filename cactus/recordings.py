@@ -57,5 +57,11 @@ def write(path: Path, traces: list[Trace]) -> None:
 
 
 def read(path: Path) -> list[Trace]:
-    """The traces of a recorded file: SpS, the other rule, the verifier alone."""
-    return read_traces(gzip.decompress(path.read_bytes()).decode().splitlines())
+    """The traces of a file of JSON Lines, gzipped or not; in a recorded one SpS, the other rule, the verifier alone. Raises ValueError
+    for a file that cannot be read or holds something else."""
+    try:
+        data = path.read_bytes()
+        text = (gzip.decompress(data) if data[:2] == b"\x1f\x8b" else data).decode()
+    except (OSError, EOFError, UnicodeDecodeError) as error:
+        raise ValueError(f"{path} cannot be read as a trace: {error}.") from error
+    return read_traces(text.split("\n"))

@@ -232,6 +232,11 @@ class Mentored(OneReplacement):
         """(..., V) h itself."""
         return optimal(p, q, self.budget)
 
+    def effective(self, p: Tensor, q: Tensor) -> Tensor:
+        """(..., V) h: sampling is lossless for it."""
+        check_distributions(p=p, q=q)
+        return optimal(p, q, self.budget)
+
     def replacement(self, p: Tensor, q: Tensor) -> Tensor:
         """(..., V) (h − p)₊ normalised."""
         h = self.gamma(p, q)
@@ -285,26 +290,24 @@ def certificate(rule: Rule, p: Tensor, q: Tensor) -> Tensor:
     return torch.where(h > 0, torch.xlogy(h, gamma) - torch.xlogy(h, q), 0.0).sum(-1)
 
 
-SEARCH = 60  # halvings of each of the two multipliers of the optimum
+SEARCH = 60  # halvings when a multiplier of the optimum is searched for
+WIDEST = 700.0  # ln of the largest ratio of the two multipliers: beyond it nothing changes in float64
 
 
 def optimal(p: Tensor, q: Tensor, budget: float | Tensor) -> Tensor:
-    """The h with KL(h ‖ q) ≤ budget that accepts most: clip(p, low·q, high·q), low ≤ 1 ≤ high (THEORY: the frontier).
+    """The h with KL(h ‖ q) ≤ budget that accepts most: clip(p, c·q, a·c·q), the frontier of mentored decoding.
 
-    p, q: (..., V); budget: nats, a number or (...). Returns (..., V) float64. high is searched for so that the budget is met, and for
-    each high the low that makes h sum to 1, both on prefix sums of the sorted rows.
+    p, q: (..., V); budget: nats, a number or (...). Returns (..., V) float64. a is searched for so that the budget is met, c follows
+    from a, both on prefix sums of the sorted rows.
     """
     rows = SortedRows(p, q)
     budget = torch.as_tensor(budget, dtype=torch.float64, device=p.device).expand(p.shape[:-1])[..., None]
-    finite = torch.where(rows.ratio < torch.inf, rows.ratio, 0.0).amax(-1, keepdim=True).clamp_min(1.0)
-    least, most = torch.zeros_like(finite), finite.log()
+    least, most = torch.zeros_like(rows.p[..., :1]), torch.full_like(rows.p[..., :1], WIDEST)
     for _ in range(SEARCH):
         middle = (least + most) / 2
-        within = kl_divergence(rows.clipped(middle.exp()), rows.q)[..., None] <= budget
+        within = kl_divergence(rows.clipped(middle), rows.q)[..., None] <= budget
         least, most = torch.where(within, middle, least), torch.where(within, most, middle)
-    # The whole range is allowed where even accepting all that q allows stays within the budget.
-    everything = kl_divergence(rows.clipped(finite), rows.q)[..., None] <= budget
-    return rows.unsort(rows.clipped(torch.where(everything, finite, least.exp())))
+    return rows.unsort(rows.clipped(least))
 
 
 class SortedRows:
@@ -341,18 +344,27 @@ class SortedRows:
         by_p = _sum_beyond(spread.scatter_add(-1, reach, share))
         return torch.minimum(self.p, gamma) + (self.q * by_q - self.p * by_p).clamp_min(0.0)
 
-    def clipped(self, high: Tensor) -> Tensor:
-        """(..., V) clip(p, low·q, high·q) in sorted order, high (..., 1) at least 1, low in [0, 1] such that it sums to 1: what the
-        tokens above lose, the tokens below gain."""
-        lost = (self.p - high * self.q).clamp_min(0.0).sum(-1, keepdim=True)
-        least, most = torch.zeros_like(high), torch.ones_like(high)
-        for _ in range(SEARCH):
-            middle = (least + most) / 2
-            reach = torch.searchsorted(self.ratio, middle)
-            gained = middle * self._q_below.gather(-1, reach) - self._p_below.gather(-1, reach)
-            enough = gained >= lost
-            least, most = torch.where(enough, least, middle), torch.where(enough, middle, most)
-        h = torch.minimum(torch.maximum(self.p, most * self.q), high * self.q)
+    def clipped(self, log_a: Tensor) -> Tensor:
+        """clip(p, c·q, a·c·q) in sorted order, with the c in [1/a, 1] that makes it sum to 1; log_a ≥ 0 broadcasts against (..., 1).
+
+        a = 1 gives q, a → ∞ gives p on the support of q. The same a at several positions maximises their summed acceptance at a summed
+        KL, since 1/ln a is the price of a nat.
+        """
+        a, p_below, q_below = log_a.exp(), self._p_below, self._q_below
+        least, most = (-log_a).exp() + 0 * q_below[..., -1:], torch.ones_like(log_a) + 0 * q_below[..., -1:]
+        shape = (*least.shape[:-1], -1)
+        ratio = self.ratio.expand(shape).contiguous()
+        p_below, q_below = p_below.expand(shape), q_below.expand(shape)
+        c = most
+        for _ in range(SEARCH // 2):
+            # The mass is piecewise linear in c: Newton's step lands on the root of its piece, halving guards the rest.
+            low, high = torch.searchsorted(ratio, c), torch.searchsorted(ratio, a * c)
+            below, above = q_below.gather(-1, low), q_below[..., -1:] - q_below.gather(-1, high)
+            excess = c * below + p_below.gather(-1, high) - p_below.gather(-1, low) + a * c * above - 1
+            least, most = torch.where(excess >= 0, least, c), torch.where(excess >= 0, c, most)
+            step = c - excess / (below + a * above)
+            c = torch.where((step >= least) & (step <= most), step, (least + most) / 2)
+        h = torch.minimum(torch.maximum(self.p, c * self.q), a * c * self.q)
         return h / h.sum(-1, keepdim=True)
 
     def unsort(self, values: Tensor) -> Tensor:

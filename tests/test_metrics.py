@@ -13,7 +13,7 @@ from cactus.trace import Settings
 
 
 def rounds(accepted, m=4):
-    return [RoundFigures(a + 1, a, min(a + 1, m), m, 0.0, (), -1.0, 0.5) for a in accepted]
+    return [RoundFigures(a + 1, a, min(a + 1, m), m, 0.0, (), 0.3, 0.5, -1.0, 0.5) for a in accepted]
 
 
 def test_both_lengths_and_both_rates_under_their_own_names():

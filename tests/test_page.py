@@ -9,7 +9,8 @@ from toys import toy_pair
 
 from cactus import recordings
 from cactus.metrics import summary
-from cactus.page import app, comparison
+from cactus.page import app, comparison, door
+from cactus.page.choices import CHOICES, described
 from cactus.page.comparison import Request
 from cactus.page.models import Choice, Models
 from cactus.page.records import Pane, recorded_log
@@ -47,14 +48,14 @@ def models():
 
 GOOD = {
     "prompt": "abc", "delta": 0.1, "m": 4, "temperature": 1.0, "top_k": 0, "top_p": 1.0, "length": 40, "seed": 3, "chat": False,
-    "pair": "toy", "bits": 5,
+    "pair": "toy", "bits": 5, "left": "sps", "right": "cactus", "left_parameter": None, "right_parameter": None,
 }  # fmt: skip
 
 
 def said(models, **changes):
     return {
         field: answer["message"]
-        for field, answer in zip(GOOD, app._door(models)(**GOOD | changes), strict=True)
+        for field, answer in zip(GOOD, door.door(models)(**GOOD | changes), strict=True)
         if answer["message"]
     }
 
@@ -89,6 +90,8 @@ def test_good_input_passes_the_door(models):
         ("seed", 2.0**63, "The seed must be a whole number between 0"),
         ("pair", "<b>other</b>", "This server offers toy"),
         ("bits", 17, "must lie between 3 and 8, got 17"),
+        ("left", "magic", "A rule must be one of sps, cactus"),
+        ("right", None, "A rule must be one of sps, cactus"),
     ],
 )
 def test_bad_input_is_one_sentence_at_its_field(models, field, value, message):
@@ -100,7 +103,7 @@ def test_bad_input_is_one_sentence_at_its_field(models, field, value, message):
 
 
 def request(models, **changes):
-    return app._request(models, *(GOOD | changes).values())
+    return door.request(models, *(GOOD | changes).values())
 
 
 def records(lines):
@@ -196,6 +199,48 @@ def test_changing_bits_and_a_failed_load():
     models.request(models.key("toy", 4)).result()
     assert calls == [5, 5, 4]
     assert models.status().startswith("Ready")
+
+
+@pytest.mark.parametrize("name", CHOICES)
+def test_every_rule_runs_in_either_pane(models, name):
+    wanted = request(models, left=name, right=name, delta=0.2)
+    shown = records(comparison.compare(wanted))
+    panes = shown[0]["panes"]
+    assert panes[0] == panes[1] == described(wanted.rules[0])
+    rounds = [[record["drafted"] for record in shown if record["k"] == "round" and record["pane"] == pane] for pane in (0, 1)]
+    assert rounds[0] == rounds[1]
+    assert not [record for record in shown if record["k"] == "end" and record["reason"] == "error"]
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "message"),
+    [
+        ("tas", 2, "epsilon must lie in 0..1"),
+        ("interpolation", -0.1, "weight must lie between 0 and 1"),
+        ("topk", 0, "k must be a whole number from 1"),
+        ("topk", 2.5, "k must be a whole number from 1"),
+        ("lenience", 0, "lenience must lie between"),
+        ("mentored", math.nan, "budget must lie between"),
+        ("fuzzy", -1, "threshold must lie between"),
+    ],
+)
+def test_a_parameter_out_of_range_is_said_at_its_field(models, name, value, message):
+    assert message in said(models, right=name, right_parameter=value)["right_parameter"]
+
+
+def test_alternatives_are_what_the_decoder_drew():
+    """A rejected token's alternative is the replacement that really came: the log repeats the decoder's own draw."""
+    for rule in (SpS(), Cactus(0.3)):
+        trace = run(page_pair(), rule, Settings(PLAIN, 4, 80, 5))
+        pane = Pane(0, trace)
+        for round in trace.rounds:
+            record = json.loads(pane.round_line(round))
+            for token in record["drafted"]:
+                if token["c"] == "rejected" and token["alt"]:
+                    assert token["alt"][0] == record["emitted"]["id"]
+                assert token["klh"] is not None or token["c"] in ("cut",)
+                if token["kl"] is not None and token["klp"] is not None:
+                    assert token["kl"] <= token["klp"] + 1e-6
 
 
 def test_log_agrees_with_trace_and_metrics():

@@ -78,7 +78,7 @@ def test_guarantee_of_cactus(pair, name, solver):
         before = spent
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(distributions(), st.sampled_from([1e-4, 0.01, 0.1, 1.0]))
 def test_nothing_beats_the_optimum(pair, budget):
     """The optimum meets its KL budget, and no rule accepts more than it at the rule's own KL."""
@@ -88,12 +88,11 @@ def test_nothing_beats_the_optimum(pair, budget):
     assert kl(h, q) <= budget + 1e-6
     best = torch.minimum(p.double(), h).sum()
     assert best >= acceptance(SpS(), p, q) - 1e-6
-    for rule in EVERY_RULE:
-        effective = rule.effective(p, q)
-        spent = kl(effective, q)
-        if spent.isfinite():
-            at_the_same = torch.minimum(p.double(), optimal(p, q, spent + 1e-9)).sum()
-            assert torch.minimum(p.double(), effective).sum() <= at_the_same + 1e-5, rule
+    effective = torch.stack([rule.effective(p, q) for rule in EVERY_RULE])
+    spent = kl(effective, q)
+    at_the_same = torch.minimum(p.double(), optimal(p.expand_as(effective), q.expand_as(effective), spent + 1e-9)).sum(-1)
+    ahead = (torch.minimum(p.double(), effective).sum(-1) > at_the_same + 1e-5) & spent.isfinite()
+    assert not ahead.any(), [rule for rule, wrong in zip(EVERY_RULE, ahead.tolist(), strict=True) if wrong]
 
 
 @settings(max_examples=40, deadline=None)

@@ -1,30 +1,29 @@
 """The page in Gradio: layout, events, checks at the door. The viewer itself is assets/viewer.js, fed with the log of records."""
 
 import html
-import math
 import sys
 import time
 from collections.abc import Callable, Iterator
+from functools import cache
 from pathlib import Path
 
 import gradio as gr
 import plotly
 
 from cactus import pairs, recordings
-from cactus.page import comparison
+from cactus.page import comparison, door
+from cactus.page.choices import CHOICES
 from cactus.page.comparison import Pace, Request, compare
+from cactus.page.door import MAX_LENGTH, MAX_M
 from cactus.page.models import MODEL_THREAD, Models
 from cactus.page.records import end_line, recorded_log
 from cactus.page.strings import STRINGS
-from cactus.rules import Cactus, SpS
-from cactus.sampling import Sampling
 from cactus.trace import Settings
 
 ASSETS = Path(__file__).parent.parent.parent / "assets"
 PLOTLY = Path(plotly.__file__).parent / "package_data" / "plotly.min.js"
-SCRIPTS = [ASSETS / name for name in ("viewer.js", "rejudge.js", "plots.js")]
+SCRIPTS = [ASSETS / name for name in ("viewer.js", "rejudge.js", "plots.js", "elements.js", "detail.js", "steps.js", "tour.js")]
 FIRST_RECORDING = "story"
-MAX_DELTA, MAX_M, MAX_LENGTH, MAX_PROMPT_CHARS = 2.0, 16, 512, 20_000
 QUEUE = 16
 
 HEAD = "".join(
@@ -88,6 +87,12 @@ def build(models: Models) -> gr.Blocks:
                     elem_id="chat",
                 )
             with gr.Row():
+                names = [(choice.label, choice.name) for choice in CHOICES.values()]
+                left = gr.Dropdown(names, value="sps", label=STRINGS["control.left"], elem_id="left")
+                left_parameter = gr.Number(None, label=STRINGS["control.left_parameter"], visible=False, elem_id="left_parameter")
+                right = gr.Dropdown(names, value="cactus", label=STRINGS["control.right"], elem_id="right")
+                right_parameter = gr.Number(None, label=STRINGS["control.right_parameter"], visible=False, elem_id="right_parameter")
+            with gr.Row():
                 m = gr.Slider(1, MAX_M, defaults.num_draft_tokens, step=1, label=STRINGS["control.m"], elem_id="m")
                 length = gr.Slider(
                     1, MAX_LENGTH, defaults.max_new_tokens, step=1, label=STRINGS["control.length"], elem_id="length"
@@ -113,16 +118,16 @@ def build(models: Models) -> gr.Blocks:
             folder=f"gradio_api/file={ASSETS}/",
         )
 
-        inputs = [prompt, delta, m, temperature, top_k, top_p, length, seed, chat, pair, bits]
-        controls = [prompt, m, temperature, top_k, top_p, length, seed, chat, pair, bits, recording]
+        rules = [left, right, left_parameter, right_parameter]
+        inputs = [prompt, delta, m, temperature, top_k, top_p, length, seed, chat, pair, bits, *rules]
+        controls = [prompt, m, temperature, top_k, top_p, length, seed, chat, pair, bits, recording, left, right]
         values = [control.value for control in controls]
-        door = _door(models)
-        start.click(_arm, queue=False, api_visibility="private").then(
+        generation = start.click(_arm, queue=False, api_visibility="private").then(
             _generate(models),
             inputs,
             [viewer, status],
             js=WITH_DELTA,
-            validator=door,
+            validator=door.door(models),
             api_name="generate",
             concurrency_limit=1,
             concurrency_id="models",
@@ -138,8 +143,13 @@ def build(models: Models) -> gr.Blocks:
             queue=False,
             show_progress="hidden",
             api_visibility="private",
+            cancels=[generation],  # or its next block would bring the live run back
         ).then(None, js=f"() => window.cactusViewer.setDelta({first.rule.delta})")
-        recording.input(_recorded, recording, viewer, queue=False, show_progress="hidden", api_name="recording")
+        recording.input(
+            _recorded, recording, viewer, queue=False, show_progress="hidden", api_name="recording", cancels=[generation]
+        ).then(models.status, None, status, queue=False, show_progress="hidden", api_visibility="private")
+        for choice, parameter in ((left, left_parameter), (right, right_parameter)):
+            choice.change(_own_parameter, choice, parameter, queue=False, show_progress="hidden", api_visibility="private")
         dice.click(None, None, seed, js="() => Math.floor(Math.random() * 1e6)")
         timer = gr.Timer(1.0)
         timer.tick(
@@ -162,6 +172,14 @@ def _halt(request: gr.Request) -> None:
     stopped.add(request.session_hash)
 
 
+def _own_parameter(name: str) -> gr.Number:
+    """The field of a rule's own parameter: shown with its default where the rule has one."""
+    choice = CHOICES[name]
+    shown = choice.parameter is not None
+    return gr.Number(choice.default, visible=shown, label=STRINGS[f"parameter.{choice.parameter}"] if shown else None)
+
+
+@cache
 def _recorded(name: str) -> str:
     """The log of a recorded run. Raises gr.Error for a name that is none."""
     chosen = [recording for recording in recordings.RECORDINGS if recording.name == name]
@@ -171,83 +189,29 @@ def _recorded(name: str) -> str:
     return recorded_log(traces, alone)
 
 
-def _request(models: Models, prompt, delta, m, temperature, top_k, top_p, length, seed, chat, pair, bits) -> Request:
-    sampling = Sampling(temperature, whole(top_k, "Top-k"), top_p)
-    settings = Settings(sampling, whole(m, "m"), whole(length, "The length"), whole(seed, "The seed"))
-    return Request(prompt, (SpS(), Cactus(delta)), settings, bool(chat), models.key(pair, bits))
-
-
-def whole(value: float | None, name: str) -> int:
-    """A whole number that came from a browser. Raises ValueError with a sentence for an empty field, NaN or a fraction."""
-    if value is None or isinstance(value, str) or not math.isfinite(value) or value != int(value):
-        raise ValueError(STRINGS["error.whole"].format(name=name, value="nothing" if value is None else value))
-    return int(value)
-
-
-def _door(models: Models) -> Callable:
-    """Checks every field before the queue: each gets its own sentence."""
-
-    def check_prompt(prompt: str, length: float, chat: bool, key) -> None:
-        if len(prompt) > MAX_PROMPT_CHARS:
-            raise ValueError(STRINGS["error.long"].format(chars=len(prompt), limit=MAX_PROMPT_CHARS))
-        if not prompt.strip():
-            raise pairs.PromptError(STRINGS["error.empty"])
-        pair = models.loaded()
-        if pair and key == models.current():
-            pair.check(pair.encode(prompt, chat), Settings(max_new_tokens=whole(length, "The length")))
-
-    def door(prompt, delta, m, temperature, top_k, top_p, length, seed, chat, pair, bits):
-        checks = [
-            lambda: check_prompt(prompt, length, chat, models.key(pair, bits)),
-            lambda: _within(delta, 0, MAX_DELTA, STRINGS["control.delta"]),
-            lambda: _within(whole(m, "m"), 1, MAX_M, "m"),
-            lambda: Sampling(temperature=_number(temperature)),
-            lambda: Sampling(top_k=whole(top_k, "Top-k")),
-            lambda: Sampling(top_p=_number(top_p)),
-            lambda: _within(whole(length, "The length"), 1, MAX_LENGTH, STRINGS["control.length"]),
-            lambda: Settings(seed=whole(seed, "The seed")),
-            lambda: None,
-            lambda: models.key(pair, bits),
-            lambda: _within(whole(bits, "bits"), 3, 8, STRINGS["control.bits"]),
-        ]
-        return [gr.validate(not (said := _complaint(check)), said) for check in checks]
-
-    return door
-
-
-def _complaint(check: Callable[[], object]) -> str:
-    try:
-        check()
-    except ValueError as error:
-        return str(error)
-    return ""
-
-
-def _number(value) -> float:
-    return math.nan if value is None or isinstance(value, str) else value
-
-
-def _within(value: float | None, low: float, high: float, name: str) -> None:
-    if not low <= _number(value) <= high:
-        raise ValueError(STRINGS["error.range"].format(name=name, low=low, high=high, value="nothing" if value is None else value))
-
-
 def _generate(models: Models) -> Callable:
     def generate(
         prompt: str, delta: float, m: float, temperature: float, top_k: float, top_p: float, length: float, seed: float,
-        chat: bool, pair: str, bits: int, request: gr.Request,
+        chat: bool, pair: str, bits: int, left: str, right: str, left_parameter: float | None, right_parameter: float | None,
+        request: gr.Request,
     ) -> Iterator[tuple]:  # fmt: skip
-        """Run SpS and Cactus on one prompt; yields the log so far (JSON Lines, see assets/rejudge.js) and a status sentence."""
+        """Run two rules on one prompt; yields the log so far (JSON Lines, see cactus/page/records.py) and a status sentence."""
+        log = gr.skip()
         try:
-            wanted = _request(models, prompt, delta, m, temperature, top_k, top_p, length, seed, chat, pair, bits)
+            wanted = door.request(
+                models, prompt, delta, m, temperature, top_k, top_p, length, seed, chat, pair, bits, left, right, left_parameter,
+                right_parameter,
+            )  # fmt: skip
             for said in _wait(models, wanted, request.session_hash):
-                yield gr.skip(), said
-            yield from _stream(wanted, request.session_hash)
+                yield log, said
+            if request.session_hash not in stopped:
+                for log, said in _stream(wanted, request.session_hash):
+                    yield log, said
         except (ValueError, RuntimeError) as error:
             yield gr.skip(), models.status()
             # The toast reads markup, and what a visitor can mend is no matter for the server's log.
             raise gr.Error(html.escape(str(error), quote=False), duration=20, print_exception=False) from error
-        yield gr.skip(), models.status()
+        yield log, models.status()  # the log once more: what is yielded last is what the API returns
 
     return generate
 

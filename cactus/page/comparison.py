@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from cactus.decoding import run
 from cactus.metrics import summary
 from cactus.page.models import Key, Models
-from cactus.page.records import Pane, baseline_line, end_line, run_line
+from cactus.page.records import Pane, baseline_line, end_line, frontier_lines, run_line
 from cactus.pairs import Pair
 from cactus.rules import Rule, SpS
 from cactus.trace import Settings
@@ -41,8 +41,8 @@ def gpu_seconds(request: Request) -> int:
 
 
 def compare(request: Request) -> Iterator[tuple[str, int | None]]:
-    """One line at a time, with the number of the pane that it ends: the run, rounds of the rules in turn, and, once per pair and
-    settings, the verifier alone. Raises PromptError before any model runs. Closing it frees all caches."""
+    """One line at a time, with the number of the pane that it ends: the run, rounds of the rules in turn, all rules at the contexts
+    of SpS, and, once per pair and settings, the verifier alone. Raises PromptError before any model runs. Closing it frees all caches."""
     pair = models.loaded()
     runs = [run(pair, request.prompt, rule, request.settings, request.chat) for rule in request.rules]
     panes = [Pane(i, trace) for i, (trace, _) in enumerate(runs)]
@@ -60,6 +60,8 @@ def compare(request: Request) -> Iterator[tuple[str, int | None]]:
                 else:
                     del active[pane]
                     yield end_line(pane.number, pane.trace.stop), pane.number
+        for line in frontier_lines(runs[0][0]):
+            yield line, None
         if known not in _baselines:
             _baselines[known] = verifier_alone(pair, request)
             yield baseline_line(_baselines[known]), None

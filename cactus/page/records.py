@@ -1,20 +1,25 @@
 """From rounds to the lines the viewer draws: an append-only log, one JSON object per line. Nothing here knows a model or Gradio.
 
 "run" (panes, grid, prompt, settings, source), "round" (one verifier pass of one pane, with the pane's numbers so far), "baseline" (the
-verifier alone), "end" (of one pane). assets/viewer.js and assets/rejudge.js read them.
+verifier alone), "frontier" (every rule at the contexts of SpS), "end" (of one pane). assets/viewer.js and assets/rejudge.js read them.
 """
 
 import json
+import math
 from collections.abc import Sequence
 from itertools import zip_longest
 
+import torch
+
+from cactus.divergences import KL
 from cactus.metrics import RoundFigures, figures, summarise, summary
-from cactus.replay import GRID, Replay
-from cactus.rules import Cactus
+from cactus.page.choices import described
+from cactus.replay import FAMILIES, GRID, Replay, optimum_curve, outlook
+from cactus.rules import Cactus, Rule, SpS
+from cactus.sampling import REPLACE, draw, run_key, uniform
 from cactus.trace import DraftedToken, Piece, Round, Row, Trace
 
 TOP = 8  # tokens of a row that the detail shows
-LABELS = {"sps": "SpS", "cactus": "Cactus", "tas": "Typical acceptance"}
 GRID_RULES = tuple(Cactus(delta) for delta in GRID)
 
 
@@ -26,6 +31,7 @@ def recorded_log(traces: Sequence[Trace], alone: Trace | None) -> str:
         lines += [pane.round_line(round) for pane, round in zip(panes, rounds, strict=True) if round]
     if alone:
         lines.append(baseline_line(summary(alone).tokens_per_s))
+    lines += frontier_lines(traces[0])
     lines += [end_line(i, trace.stop) for i, trace in enumerate(traces)]
     return "\n".join(lines) + "\n"
 
@@ -38,7 +44,7 @@ def run_line(traces: Sequence[Trace], live: bool) -> str:
         "k": "run",
         "live": live,
         "source": f"{about['date'][:10]} · verifier: {about['verifier']} · draft: {about['draft']} · {about['device']}",
-        "panes": [{"rule": t.rule.name, "label": LABELS[t.rule.name], "delta": getattr(t.rule, "delta", 0)} for t in traces],
+        "panes": [described(trace.rule) for trace in traces],
         "grid": GRID,
         "prompt": traces[0].prompt,
         "settings": {
@@ -57,6 +63,28 @@ def baseline_line(tokens_per_s: float | None) -> str:
     return _dump({"k": "baseline", "tokens_per_s": tokens_per_s})
 
 
+def frontier_lines(trace: Trace) -> list[str]:
+    """Acceptance against KL for every rule along its own parameter, and for the best possible, at the judged positions of `trace`: one
+    line, or none where nothing was judged or the contexts are not the verifier's own. Points of infinite KL are left out."""
+    if trace.rule.name != "sps" or not any(token.judged for token in trace.drafted):
+        return []
+    rules = [
+        {
+            "label": family.label,
+            "points": [
+                {"x": _round(point.kl), "y": _round(point.acceptance), "parameter": parameter}
+                for parameter, point in zip(
+                    family.parameters, outlook(trace, [family.make(value) for value in family.parameters]), strict=True
+                )
+                if math.isfinite(point.kl)
+            ],
+        }
+        for family in FAMILIES
+    ]
+    optimum = [{"x": _round(x), "y": _round(y)} for x, y in optimum_curve(trace)]
+    return [_dump({"k": "frontier", "contexts": "SpS", "rules": [rule for rule in rules if rule["points"]], "optimum": optimum})]
+
+
 class Pane:
     """One run as it is shown: its lines, and the numbers under it so far."""
 
@@ -68,21 +96,34 @@ class Pane:
         """One verifier pass. The curves over delta are drawn on SpS contexts, which are the verifier's own."""
         self.figures.append(figures(round, self.trace.rule, self.trace.eos_ids))
         replay = Replay([round], self.trace.eos_ids)
-        critical = iter(replay.critical_deltas())
+        rule, key = self.trace.rule, run_key(self.trace.settings.seed, self.trace.settings.prompt_id)
+        extras = [
+            {"dc": critical, "klp": _finite(limit), "klh": _round(cost)}
+            for critical, limit, cost in zip(
+                replay.critical_deltas(), replay.limits().tolist(), self._costs(replay), strict=True
+            )
+        ]
+        behind_end = {"dc": None, "klp": None, "klh": None}
         kls = iter(self.figures[-1].kls)
-        reached = len(replay.tokens)
         return _dump({
             "k": "round",
             "pane": self.number,
             "block": round.block,
             "drafted": [
-                _drafted(token, next(critical) if i < reached else None, next(kls) if token.judged else None)
-                for i, token in enumerate(round.drafted)
+                _drafted(token, extra, next(kls) if token.judged else None, _alternative(token, rule, key))
+                for token, extra in zip_longest(round.drafted, extras, fillvalue=behind_end)
             ],
             "emitted": _replacement(round),
             "stats": {name: _round(value) for name, value in summarise(self.figures).to_json().items()},
-            "curve": _curve(replay) if self.trace.rule.name == "sps" else None,
+            "curve": _curve(replay) if rule.name == "sps" else None,
         })  # fmt: skip
+
+    def _costs(self, replay: Replay) -> list[float | None]:
+        """KL(h ‖ q) of each drafted token's own target, for rules that have one."""
+        if not isinstance(self.trace.rule, SpS):
+            return [None] * len(replay.tokens)
+        gamma = torch.tensor([token.gamma for token in replay.tokens], dtype=torch.float64)
+        return KL.binary(gamma, replay.q).tolist()
 
 
 def end_line(pane: int, reason: str, message: str | None = None) -> str:
@@ -99,10 +140,23 @@ def _curve(replay: Replay) -> dict:
     }
 
 
-def _drafted(token: DraftedToken, critical: float | None, kl: float | None) -> dict:
+def _drafted(token: DraftedToken, extra: dict, kl: float | None, alternative: list | None) -> dict:
     # p, q and u go out whole: the page repeats the verdicts, and a rounded one could differ.
-    numbers = {"p": token.p, "q": token.q, "g": token.gamma, "u": token.u, "dc": critical, "kl": _round(kl)}
-    return {"i": token.index, "id": token.id, "c": token.outcome} | _piece(token.piece) | numbers | _row(token.row)
+    numbers = {"p": token.p, "q": token.q, "g": token.gamma, "u": token.u, "kl": _round(kl), "alt": alternative}
+    return {"i": token.index, "id": token.id, "c": token.outcome} | _piece(token.piece) | numbers | extra | _row(token.row)
+
+
+def _alternative(token: DraftedToken, rule: Rule, key: tuple[int, int]) -> list | None:
+    """What would be drawn here if this token were rejected: [id, text]. None where the row is cut, or the token has no text in it."""
+    row = token.row
+    if row.p_rest or row.q_rest:
+        return None
+    # The decoder draws over the whole vocabulary in its own order; zeros between the ids change nothing.
+    order = sorted(range(len(row.ids)), key=row.ids.__getitem__)
+    p, q = (torch.tensor([column[i] for i in order], dtype=torch.float32) for column in (row.p, row.q))
+    law = rule.recovery(p, q, torch.tensor(order.index(row.at(token.id))))
+    place = order[draw(law, torch.tensor(uniform(key, REPLACE, token.index), dtype=torch.float64)).item()]
+    return [row.ids[place], row.texts[place]] if place < len(row.texts) else None
 
 
 def _replacement(round: Round) -> dict | None:
@@ -132,6 +186,10 @@ def _row(row: Row) -> dict:
         "rest": rest,
         "lumped": row.p_rest > 0 or row.q_rest > 0,
     }
+
+
+def _finite(value: float) -> float | None:
+    return _round(value) if math.isfinite(value) else None
 
 
 def _round(value: float | None) -> float | None:
