@@ -79,7 +79,9 @@ def _parser() -> argparse.ArgumentParser:
     record.set_defaults(command=_record)
 
     replay = commands.add_parser("replay", help="what other budgets and rules would do at the contexts of a recorded trace")
-    replay.add_argument("trace", type=Path, help="JSON Lines from generate --json, or a .jsonl.gz of assets/traces; its first trace counts")
+    replay.add_argument(
+        "trace", type=Path, help="JSON Lines from generate --json, or a .jsonl.gz of assets/traces; its first trace counts"
+    )
     replay.add_argument("--deltas", default="0:2:41", help="first:last:count, evenly spaced, or a,b,c (default 0:2:41)")
     replay.add_argument("--frontier", action="store_true", help="also every other rule along its own parameter, and the optimum")
     replay.add_argument("--kl-budget", type=float, help="also the largest delta within this mean KL per judged token, nats")

@@ -141,4 +141,6 @@ def check_distributions(**rows: Tensor) -> None:
             raise ValueError(f"{name} is no distribution: it has negative or NaN entries. Pass probabilities, not logits.")
         total = row.double().sum(-1)
         if not ((total - 1).abs() < 1e-3).all():
-            raise ValueError(f"{name} is no distribution: a row sums to {total.flatten()[(total - 1).abs().argmax()].item():.6g}, not 1.")
+            raise ValueError(
+                f"{name} is no distribution: a row sums to {total.flatten()[(total - 1).abs().argmax()].item():.6g}, not 1."
+            )

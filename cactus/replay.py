@@ -184,16 +184,16 @@ def frontier(trace: Trace, families: Sequence[Family] = FAMILIES) -> dict[str, l
     """Acceptance against divergence for every rule along its own parameter, by label; each with its share of the possible gain."""
     base = outlook(trace, [SpS()])[0].acceptance
     points = {family.label: outlook(trace, [family.make(value) for value in family.parameters]) for family in families}
-    best = iter(best_acceptance(_judged(trace), [point.kl for row in points.values() for point in row]))
+    best = iter(best_acceptance(_judged(trace), [point.kl for row in points.values() for point in row]))  # zip asks for a parameter first, so none of these is lost between families
     return {
         family.label: [
             Gain(
                 point,
                 parameter,
-                _share(point.acceptance - base, next(best) - base),
+                _share(point.acceptance - base, accepted - base) if math.isfinite(point.kl) else None,
                 _share(point.acceptance - base, min(point.tv, 1 - base)),
             )
-            for parameter, point in zip(family.parameters, points[family.label], strict=True)
+            for parameter, point, accepted in zip(family.parameters, points[family.label], best, strict=False)
         ]
         for family in families
     }
@@ -246,7 +246,9 @@ def auto_delta(trace: Trace, *, kl_budget: float | None = None, al: float | None
 
     low, high = value(0.0), value(LARGEST_DELTA)
     if al is not None and not low <= wish <= high:
-        raise ValueError(f"On this trace the expected acceptance length lies between {low:.3f} (SpS) and {high:.3f}, not at {wish:g}.")
+        raise ValueError(
+            f"On this trace the expected acceptance length lies between {low:.3f} (SpS) and {high:.3f}, not at {wish:g}."
+        )
     if kl_budget is not None and wish < 0:
         raise ValueError(f"A KL budget is a number of nats from 0 up, got {wish:g}.")
     if kl_budget is not None and wish >= high:

@@ -114,6 +114,40 @@ def test_a_reader_that_leaves_early_is_no_error():
     assert "Traceback" not in done.stderr
 
 
+STORY = str(recordings.FOLDER / "story.jsonl.gz")
+
+
+def test_replay_as_documented(capsys):
+    cli.main(["replay", STORY, "--deltas", "0:2:41", "--frontier", "--kl-budget", "0.05", "--al", "4", "--json"])
+    data = json.loads(capsys.readouterr().out)
+    assert [point["delta"] for point in data["deltas"]] == pytest.approx([i / 20 for i in range(41)])
+    lengths, spent = ([point[name] for point in data["deltas"]] for name in ("expected_al", "kl"))
+    assert lengths == sorted(lengths)
+    assert spent[0] == pytest.approx(0, abs=1e-9)
+    rejected = [token for token in recordings.read(recordings.RECORDINGS[1].path)[0].drafted if token.outcome == "rejected"]
+    assert [token["index"] for token in data["critical"]] == [token.index for token in rejected]
+    assert data["frontier"]["Interpolation"][0]["kl"] is None
+    assert 0 < data["delta_for_kl_budget"] < 2
+    cli.main(["replay", STORY, "--deltas", "0,0.1", "--frontier", "--kl-budget", "0.05"])
+    assert "rejected tokens, and the delta beyond which" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["nowhere.jsonl"], "nowhere.jsonl cannot be read as a trace"),
+        (["README.md"], "Line 1 is not part of a Cactus trace"),
+        ([STORY, "--deltas", "a"], "--deltas takes first:last:count"),
+        ([STORY, "--deltas=-1:2:3"], "delta must be a number from 0 up"),
+        ([STORY, "--al", "40"], "lies between"),
+    ],
+)
+def test_replay_refuses_with_a_sentence(capsys, arguments, message):
+    with pytest.raises(SystemExit):
+        cli.main(["replay", *arguments])
+    assert message in capsys.readouterr().err
+
+
 def test_recorded_traces_are_real_and_whole():
     """Every recording the page offers is in the repository, says what it ran on, and follows its own rule's verdicts."""
     for recording in recordings.RECORDINGS:

@@ -16,9 +16,12 @@ BY_DEFINITION = {
     "tv": lambda h, q: sum(abs(a - b) for a, b in zip(h, q, strict=True)) / 2,
     "hellinger": lambda h, q: sum((math.sqrt(a) - math.sqrt(b)) ** 2 for a, b in zip(h, q, strict=True)) / 2,
     "js": lambda h, q: (
-        BY_DEFINITION["kl"](h, [(a + b) / 2 for a, b in zip(h, q, strict=True)])
-        + BY_DEFINITION["kl"](q, [(a + b) / 2 for a, b in zip(h, q, strict=True)])
-    ) / 2,
+        (
+            BY_DEFINITION["kl"](h, [(a + b) / 2 for a, b in zip(h, q, strict=True)])
+            + BY_DEFINITION["kl"](q, [(a + b) / 2 for a, b in zip(h, q, strict=True)])
+        )
+        / 2
+    ),
 }
 CERTAIN = {  # d_f(1 ‖ q)
     "kl": lambda q: -math.log(q),

@@ -1,13 +1,14 @@
 """Replay against the run it looks back at, against exact enumeration, and against the decoder's own verdicts."""
 
 import itertools
+from dataclasses import replace
 
 import pytest
 import torch
 from test_decoding import PLAIN, run
 from toys import toy_pair
 
-from cactus.replay import GRID, Replay
+from cactus.replay import FAMILIES, GRID, Replay, auto_delta, best_acceptance, first_difference, frontier, optimum_curve, outlook
 from cactus.rules import TAS, Cactus, SpS, acceptance
 from cactus.sampling import Sampling
 from cactus.trace import Settings
@@ -105,3 +106,92 @@ def test_a_run_without_drafts_replays_to_nothing():
     replay = Replay(trace.rounds, ())
     assert replay.expected_lengths([SpS()]).tolist() == [[0.0] * 5]
     assert Replay([], ()).expected_lengths([SpS()]).shape == (1, 0)
+
+
+@pytest.fixture(scope="module")
+def trace():
+    return run(toy_pair(), SpS(), Settings(Sampling(0.9, 8, 0.97), 4, 120, 6))
+
+
+def test_outlook_of_the_rule_that_ran_is_what_happened(trace):
+    (sps,) = outlook(trace, [SpS()])
+    assert (sps.rescued, sps.lost) == (0, 0)
+    assert sps.kl == pytest.approx(0, abs=1e-12)
+    assert sps.entropy == pytest.approx(sps.entropy_q)
+    judged = [token for token in trace.drafted if token.judged]
+    for delta in (0.05, 0.5):
+        point = outlook(trace, [Cactus(delta)])[0]
+        again = [token for token in judged if token.u * token.p < Cactus(delta).gamma(None, torch.tensor(token.q))]
+        assert point.rescued == len(again) - sum(token.kept for token in judged)
+        assert point.lost == 0
+        assert point.acceptance - sps.acceptance == pytest.approx(point.tv, abs=1e-9)
+
+
+def test_every_rule_stays_below_the_optimum_and_takes_its_share(trace):
+    gains = frontier(trace)
+    assert set(gains) == {family.label for family in FAMILIES}
+    for label, points in gains.items():
+        for gain in points:
+            if gain.of_kl_optimum is not None:
+                assert gain.of_kl_optimum <= 1 + 1e-6, label
+            if gain.of_tv_optimum is not None:
+                assert gain.of_tv_optimum <= 1 + 1e-6, label
+    # Interpolation is the optimum under TV; the mentored rule under KL at each position, though not over all of them.
+    assert all(gain.of_tv_optimum == pytest.approx(1, abs=1e-9) for gain in gains["Interpolation"])
+    assert all(gain.of_kl_optimum > 0.9 for gain in gains["Mentored"] if gain.of_kl_optimum)
+    curve = optimum_curve(trace)
+    assert curve == sorted(curve)
+    assert [accepted for _, accepted in curve] == sorted(accepted for _, accepted in curve)
+
+
+def test_one_price_for_a_nat_beats_equal_budgets(trace):
+    """At the same mean KL, one multiplier over all positions accepts at least what the same budget at each position does."""
+    from cactus.rules import Mentored
+
+    replay = Replay(trace.rounds, ())
+    for budget in (0.01, 0.1):
+        equal = outlook(trace, [Mentored(budget)])[0]
+        (shared,) = best_acceptance(replay, [equal.kl])
+        assert shared >= equal.acceptance - 1e-6
+
+
+def test_auto_delta_meets_the_wish(trace):
+    for budget in (0.001, 0.02, 0.1):
+        delta = auto_delta(trace, kl_budget=budget)
+        assert outlook(trace, [Cactus(delta)])[0].kl == pytest.approx(budget, abs=1e-6)
+    low, high = (outlook(trace, [Cactus(delta)])[0].expected_al for delta in (0.0, 1e6))
+    wish = (low + high) / 2
+    delta = auto_delta(trace, al=wish)
+    assert outlook(trace, [Cactus(delta)])[0].expected_al == pytest.approx(wish, abs=1e-6)
+    assert auto_delta(trace, al=low) == pytest.approx(0, abs=1e-9)
+    with pytest.raises(ValueError, match=r"lies between \d+\.\d+ \(SpS\) and \d+\.\d+, not at 9"):
+        auto_delta(trace, al=9)
+    with pytest.raises(ValueError, match="either a KL budget"):
+        auto_delta(trace)
+    with pytest.raises(ValueError, match="from 0 up"):
+        auto_delta(trace, kl_budget=-1)
+
+
+def test_first_difference_between_two_runs():
+    settings = Settings(PLAIN, 4, 60, 3)
+    sps, zero, cactus = (run(toy_pair(), rule, settings) for rule in (SpS(), Cactus(0.0), Cactus(0.7)))
+    assert first_difference(sps, zero) is None
+    index, kind = first_difference(sps, cactus)
+    assert sps.ids[:index] == cactus.ids[:index]
+    assert sps.ids[index] != cactus.ids[index]
+    assert kind in ("verdict", "replacement")
+    shorter = replace(sps, rounds=sps.rounds[:3])
+    assert first_difference(sps, shorter) == (len(shorter.ids), "length")
+
+
+def test_a_trace_without_judged_tokens_cannot_be_looked_back_at():
+    with pytest.raises(ValueError, match="judged no drafted token"):
+        outlook(run(toy_pair(), SpS(), Settings(PLAIN, 0, 5)), [SpS()])
+
+
+def test_certificates_and_limits_bound_the_divergence(trace):
+    replay = Replay(trace.rounds, ())
+    for delta in (0.01, 0.1, 1.0):
+        spent = replay.divergence([Cactus(delta)])[0]
+        assert (spent <= replay.certificates(Cactus(delta)) + 1e-9).all()
+        assert (spent <= replay.limits() + 1e-9).all()

@@ -91,7 +91,9 @@ def build(models: Models) -> gr.Blocks:
                 left = gr.Dropdown(names, value="sps", label=STRINGS["control.left"], elem_id="left")
                 left_parameter = gr.Number(None, label=STRINGS["control.left_parameter"], visible=False, elem_id="left_parameter")
                 right = gr.Dropdown(names, value="cactus", label=STRINGS["control.right"], elem_id="right")
-                right_parameter = gr.Number(None, label=STRINGS["control.right_parameter"], visible=False, elem_id="right_parameter")
+                right_parameter = gr.Number(
+                    None, label=STRINGS["control.right_parameter"], visible=False, elem_id="right_parameter"
+                )
             with gr.Row():
                 m = gr.Slider(1, MAX_M, defaults.num_draft_tokens, step=1, label=STRINGS["control.m"], elem_id="m")
                 length = gr.Slider(

@@ -99,9 +99,7 @@ class Pane:
         rule, key = self.trace.rule, run_key(self.trace.settings.seed, self.trace.settings.prompt_id)
         extras = [
             {"dc": critical, "klp": _finite(limit), "klh": _round(cost)}
-            for critical, limit, cost in zip(
-                replay.critical_deltas(), replay.limits().tolist(), self._costs(replay), strict=True
-            )
+            for critical, limit, cost in zip(replay.critical_deltas(), replay.limits().tolist(), self._costs(replay), strict=True)
         ]
         behind_end = {"dc": None, "klp": None, "klh": None}
         kls = iter(self.figures[-1].kls)

@@ -191,8 +191,8 @@ STRINGS = {
     "hist.x": "drafts kept in one pass",
     "hist.y": "passes",
     "hist.hover": "%{y} passes kept %{x}",
-    "hist.caption": "How many passes kept 0, 1, 2, … of their drafts. The mean is the acceptance length (AL); the bars at the "
-    "far right are blocks kept whole.",
+    "hist.caption": "How many passes kept 0, 1, 2, … of their drafts. The mean is the acceptance length (AL); the bars at the far "
+    "right are blocks kept whole.",
     # where the budget went: one bar per judged position
     "budget.title": "Where the divergence arose",
     "budget.strip": "KL(h_alg‖q) at each judged position of {label}; arrows move, Enter opens the token",
@@ -201,7 +201,8 @@ STRINGS = {
     "budget.sum": "Σ KL(h_alg‖q) = {sum} nats over {many} judged positions, mean {mean}.",
     "budget.nothing": "Σ KL(h_alg‖q) = 0 nats over {many} judged positions: the verifier's own distribution everywhere.",
     "budget.unbounded": "Σ KL(h_alg‖q) is infinite: at hatched positions the rule can emit what the verifier excludes.",
-    "budget.bound": "Bar height: KL there, one scale for both panes. The sum is an upper bound on the divergence of the whole text.",
+    "budget.bound": "Bar height: KL there, one scale for both panes. The sum is an upper bound on the divergence of the whole "
+    "text.",
     # acceptance against divergence
     "frontier.title": "Acceptance bought per divergence",
     "frontier.aria": "Acceptance against divergence of every rule, with the best possible",
@@ -209,9 +210,9 @@ STRINGS = {
     "frontier.y": "mean acceptance of a draft",
     "frontier.optimum": "best possible",
     "frontier.hover": "parameter %{text}: KL %{x:.3f}, acceptance %{y:.3f}",
-    "frontier.caption": "Each rule along its own parameter, at the judged positions of the SpS text. The thick line is the most acceptance "
-    "that any rule can have at that divergence; the dotted line marks Cactus at the slider's δ. Single points: what each run reached "
-    "at its own positions (accepted / judged).",
+    "frontier.caption": "Each rule along its own parameter, at the judged positions of the SpS text. The thick line is the most "
+    "acceptance that any rule can have at that divergence; the dotted line marks Cactus at the slider's δ. Single points: what "
+    "each run reached at its own positions (accepted / judged).",
     # pass by pass
     "step.title": "Pass by pass",
     "step.lead": "Each row is one pass of the verifier. Play shows its order of events.",
@@ -269,14 +270,12 @@ STRINGS = {
     "tour.slow_formula": "{tokens} tokens = {tokens} passes",
     "tour.draft_title": "Guess first, check together",
     "tour.draft_1": "A small draft model guesses {many} tokens, which is cheap. The verifier then checks all of them in one pass, "
-    "since reading "
-    "several positions costs it little more than reading one.",
+    "since reading several positions costs it little more than reading one.",
     "tour.draft_2": "Watch it: guesses come one by one, then one check for all, then verdicts from left to right.",
     "tour.draft_formula": "{label}: {tokens} tokens / {passes} passes = {per} per pass",
     "tour.die_title": "A die decides",
     "tour.die_1": "The draft gave {token} the probability p = {p}, the verifier q = {q}. To come out exactly like the verifier, "
-    "SpS keeps a guess "
-    "with probability φ = min(1, q/p) = {phi}: it draws u between 0 and 1 and asks whether u·p < q.",
+    "SpS keeps a guess with probability φ = min(1, q/p) = {phi}: it draws u between 0 and 1 and asks whether u·p < q.",
     "tour.die_formula": "u·p = {u} · {p} = {up}, not below q = {q}",
     "tour.die_rejected": "So {token} is rejected.",
     "tour.die_replaced": "So it is rejected, and {token} is drawn instead, from what q has beyond p.",
@@ -289,31 +288,30 @@ STRINGS = {
     "tour.critical_formula": "critical δ = (u·p − q)² / (2q·(1−q)) = {critical}",
     "tour.budget_2": "Accepted from δ = {critical}. Move the slider and watch the bar.",
     "tour.gain_title": "What it buys",
-    "tour.gain_1": "More guesses survive each pass, so fewer passes are needed. The acceptance length counts the drafts kept per "
-    "pass; here it is "
-    "expected at the very same contexts.",
+    "tour.gain_1": "More guesses survive each pass, so fewer passes are needed. The acceptance length (AL) counts the drafts kept "
+    "per pass.",
+    "tour.gain_2": "Expected at the very same contexts, whatever the draws:",
     "tour.gain_formula": "AL: SpS {before} → Cactus {after} at δ = {delta} ({percent} % more)",
     "tour.gain_runs": "What the runs of this page reached with their own draws: {runs}.",
-    "tour.gain_slower": "Fewer passes save time only where the draft is much cheaper than the verifier, which it is not here. Tokens/s against "
-    "the verifier alone: {list}.",
+    "tour.gain_slower": "Fewer passes save time only where the draft is much cheaper than the verifier, which it is not here. "
+    "Tokens/s against the verifier alone: {list}.",
     "tour.cost_title": "What it costs",
-    "tour.cost_1": "What comes out, h_alg, is no longer exactly the verifier's q. The curve shows how far it lies from q at an "
-    "average position; it "
-    "grows with δ and is 0 at δ = 0.",
+    "tour.cost_1": "What comes out, h_alg, is no longer exactly the verifier's q.",
+    "tour.cost_curve": "The curve shows how far it lies from q at an average position: 0 at δ = 0, and growing with δ.",
     "tour.cost_formula": "mean KL(h_alg‖q) = {kl} nats at δ = {delta}",
     "tour.cost_2": "The strips under the texts show where it arose. For {label} the bars sum to {sum} nats, an upper bound on the "
-    "divergence of "
-    "the whole text.",
+    "divergence of the whole text.",
     "tour.question_title": "Your turn",
-    "tour.question": "The run rejected {token}: q = {q}, u·p = {up}. Find the smallest δ on the slider at which it would be accepted.",
-    "tour.question_made": "A token is rejected: q = {q}, u·p = {up}. Find the smallest δ on the slider at which it would be accepted.",
+    "tour.question": "The run rejected {token}: q = {q}, u·p = {up}. Find the smallest δ on the slider at which it would be "
+    "accepted.",
+    "tour.question_made": "A token is rejected: q = {q}, u·p = {up}. Find the smallest δ on the slider at which it would be "
+    "accepted.",
     "tour.answer_start": "At δ = 0, γ is just q = {q}, below u·p = {up}. Move the slider to the right.",
     "tour.answer_low": "Not yet: δ = {delta} gives γ = {gamma}, and u·p = {up} is not below it. A little more.",
     "tour.answer_high": "Accepted, since u·p = {up} is below γ = {gamma}. But δ = {delta} is more than it needs: try less.",
     "tour.answer_right": "That is it. δ = {delta} gives γ = {gamma}, just above u·p = {up}; the exact edge is δ = {critical}.",
     "tour.consequence": "At this δ, acceptance length goes from {before} to {al}, for {kl} nats per position. Whether that is "
-    "worth it is yours to "
-    "judge.",
+    "worth it is yours to judge.",
     # the page around the viewer
     "page.title": "Cactus: speculative decoding with a divergence budget",
     "page.lead": "A small draft model guesses several tokens, a large verifier checks them in one pass. SpS must throw away guesses "
