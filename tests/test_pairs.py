@@ -207,7 +207,7 @@ def test_provenance_names_what_ran(folder):
 
 
 def test_closing_a_run_frees_its_caches(folder):
-    loaded = pairs.load(folder("v"), folder("d"), device="cpu")
+    loaded = pairs.load(folder("v", small("gemma2")), folder("d", small("gemma2")), device="cpu")
     loaded.eos_ids = ()
     rounds = decode(loaded, [2, 3], SpS(), Settings(Sampling(1.0), 3, 100))
     next(rounds)
