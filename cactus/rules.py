@@ -353,17 +353,21 @@ class SortedRows:
         a, p_below, q_below = log_a.exp(), self._p_below, self._q_below
         least, most = (-log_a).exp() + 0 * q_below[..., -1:], torch.ones_like(log_a) + 0 * q_below[..., -1:]
         shape = (*least.shape[:-1], -1)
+        # Summed from the far end, so that nothing is left where nothing lies: a may magnify it without limit.
+        q_above = torch.cat([self.q.flip(-1).cumsum(-1).flip(-1), torch.zeros_like(self.q[..., :1])], -1)
         ratio = self.ratio.expand(shape).contiguous()
-        p_below, q_below = p_below.expand(shape), q_below.expand(shape)
+        p_below, q_below, q_above = (mass.expand(shape) for mass in (p_below, q_below, q_above))
         c = most
-        for _ in range(SEARCH // 2):
+        for _ in range(SEARCH):
             # The mass is piecewise linear in c: Newton's step lands on the root of its piece, halving guards the rest.
             low, high = torch.searchsorted(ratio, c), torch.searchsorted(ratio, a * c)
-            below, above = q_below.gather(-1, low), q_below[..., -1:] - q_below.gather(-1, high)
+            below, above = q_below.gather(-1, low), q_above.gather(-1, high)
             excess = c * below + p_below.gather(-1, high) - p_below.gather(-1, low) + a * c * above - 1
+            if (excess.abs() < 1e-15).all():
+                break
             least, most = torch.where(excess >= 0, least, c), torch.where(excess >= 0, c, most)
             step = c - excess / (below + a * above)
-            c = torch.where((step >= least) & (step <= most), step, (least + most) / 2)
+            c = torch.where((step >= least) & (step <= most), step, least.sqrt() * most.sqrt())
         h = torch.minimum(torch.maximum(self.p, c * self.q), a * c * self.q)
         return h / h.sum(-1, keepdim=True)
 

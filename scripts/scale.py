@@ -1,6 +1,6 @@
 """How the exact mathematics scales: prints a table of h_alg and KL over full vocabularies, and the time of a trace's replay.
 
-    python scripts/scale.py [--rows 200] [--vocabulary 49152] [--deltas 16]
+python scripts/scale.py [--rows 200] [--vocabulary 49152] [--deltas 16]
 """
 
 import argparse

@@ -18,20 +18,35 @@ from cactus.page.door import MAX_LENGTH, MAX_M
 from cactus.page.models import MODEL_THREAD, Models
 from cactus.page.records import end_line, recorded_log
 from cactus.page.strings import STRINGS
+from cactus.replay import GRID
 from cactus.trace import Settings
 
 ASSETS = Path(__file__).parent.parent.parent / "assets"
 PLOTLY = Path(plotly.__file__).parent / "package_data" / "plotly.min.js"
-SCRIPTS = [ASSETS / name for name in ("viewer.js", "rejudge.js", "plots.js", "elements.js", "detail.js", "steps.js", "tour.js")]
+FIRST_SCRIPTS = [
+    ASSETS / name
+    for name in ("viewer.js", "rejudge.js", "mathematics.js", "plots.js", "elements.js", "detail.js", "steps.js", "tour.js")
+]
+SCRIPTS = [*FIRST_SCRIPTS, ASSETS / "bench.js"]
+STYLES = [ASSETS / "viewer.css", ASSETS / "bench.css"]
 FIRST_RECORDING = "story"
 QUEUE = 16
 
 HEAD = "".join(
-    [f'<link rel="modulepreload" href="gradio_api/file={script}">' for script in SCRIPTS]
+    [f'<link rel="modulepreload" href="gradio_api/file={script}">' for script in FIRST_SCRIPTS]
     + [f'<script defer src="gradio_api/file={PLOTLY}"></script>']
 )
 MOUNT = """
 import(new URL(props.folder + 'viewer.js', document.baseURI)).then((viewer) => viewer.mount(element, props, watch));
+"""
+# The bench stands below everything else: its script is fetched when the visitor comes near.
+BENCH = """
+const near = new IntersectionObserver((seen) => {
+  if (!seen.some((entry) => entry.isIntersecting)) return;
+  near.disconnect();
+  import(new URL(props.folder + 'bench.js', document.baseURI)).then((bench) => bench.mount(element, props));
+}, { rootMargin: '800px' });
+near.observe(element);
 """
 STATUS = """
 const line = element.querySelector('p');
@@ -117,6 +132,16 @@ def build(models: Models) -> gr.Blocks:
             apply_default_css=False,
             elem_id="viewer",
             strings=STRINGS,
+            folder=f"gradio_api/file={ASSETS}/",
+        )
+        gr.HTML(
+            html_template='<div class="cactus-bench"></div>',
+            js_on_load=BENCH,
+            apply_default_css=False,
+            elem_id="bench",
+            min_height=600,
+            strings=STRINGS,
+            grid=list(GRID),
             folder=f"gradio_api/file={ASSETS}/",
         )
 

@@ -3,7 +3,7 @@
 import argparse
 
 from cactus.cli import add_pair_arguments
-from cactus.page.app import ASSETS, HEAD, build
+from cactus.page.app import HEAD, STYLES, build
 from cactus.page.models import offered
 
 
@@ -17,7 +17,7 @@ def main(arguments: list[str] | None = None) -> None:
     models.request(models.key(next(iter(models.choices)), args.bits))
     build(models).launch(
         server_port=args.port,
-        css_paths=[ASSETS / "viewer.css"],
+        css_paths=STYLES,
         head=HEAD,
         footer_links=["api"],
         run_history=False,
