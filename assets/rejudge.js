@@ -4,24 +4,19 @@
 // p: draft distribution, q: verifier distribution, n: the drafted token, u: its uniform draw,
 // gamma: the probability to which delta raises n, h: the target for n, all after the sampling filters.
 
+import { gamma as raisedTo, phi, scaledDown } from './mathematics.js';
+
 export const CLASSES = ['accepted', 'rescued', 'rejected', 'resampled', 'bonus', 'discarded', 'cut'];
 const KEPT = new Set(['accepted', 'rescued', 'resampled', 'bonus']);
 const PASSED = new Set(['accepted', 'rescued']);
 
 // ---- the rule ----
 
+export { phi, scaledDown };
+
+/** The paper's rule, by which the page judges recorded draws anew. */
 export function gamma(q, delta) {
-  if (q <= 0) return 0; // a token the filters cut is never accepted, whatever the budget
-  return Math.min(q + Math.sqrt(2 * delta * q * Math.max(0, 1 - q)), 1);
-}
-
-export function phi(p, raised) {
-  return Math.min(1, raised / p);
-}
-
-/** h(x) for x other than the drafted token, whose own probability goes from qDrafted to raised. */
-export function scaledDown(q, qDrafted, raised) {
-  return qDrafted < 1 ? (q * (1 - raised)) / (1 - qDrafted) : q;
+  return raisedTo('kl', 'taylor', q, delta);
 }
 
 /** Strict, so that gamma = 0 is never accepted even by u = 0. */
@@ -113,7 +108,7 @@ export function interpolate(grid, values, delta) {
 // ---- the run log ----
 
 export function emptyLog() {
-  return { run: null, panes: [], baseline: null, sums: null };
+  return { run: null, panes: [], baseline: null, sums: null, frontier: null };
 }
 
 function startRun(log, run) {
@@ -128,6 +123,7 @@ function startRun(log, run) {
     end: null,
   }));
   log.baseline = null;
+  log.frontier = null;
   log.sums = { al: zeros(), blocks: 0, kl: zeros(), judged: 0 };
 }
 
@@ -156,6 +152,7 @@ export function addRecord(log, record) {
   if (record.k === 'round') addRound(log, record);
   if (record.k === 'end') log.panes[record.pane].end = record;
   if (record.k === 'baseline') log.baseline = record.tokens_per_s;
+  if (record.k === 'frontier') log.frontier = record;
 }
 
 export function isKept(token) {
@@ -174,6 +171,82 @@ export function firstDifference(left, right, from = 0) {
     if (left[at].id !== right[at].id) return at;
   }
   return -1;
+}
+
+// ---- what one pass did, and how passes add up ----
+
+/** One verifier pass in numbers; added: class of the token the verifier contributed, or null. */
+export function passOf({ drafted, emitted }) {
+  const count = (...names) => drafted.filter(({ c }) => names.includes(c)).length;
+  return {
+    drafted: drafted.length, kept: count(...PASSED), rejected: count('rejected'), discarded: count('discarded'), cut: count('cut'),
+    added: emitted?.c ?? null,
+  };
+}
+
+/**
+ * The order of events of one pass, one state after each: the draft proposes token after token, the verifier reads
+ * them all at once, verdicts fall from left to right up to the first rejection, the verifier adds its token.
+ */
+export function passBeats(round) {
+  const { drafted, kept, rejected, added } = passOf(round);
+  const steps = (many) => Array.from({ length: many }, (_, at) => at + 1);
+  const state = { proposed: drafted, read: true, judged: kept + rejected, added: false };
+  return [
+    ...steps(drafted).map((proposed) => ({ phase: 'draft', proposed, read: false, judged: 0, added: false })),
+    { ...state, phase: 'verify', judged: 0 },
+    ...steps(kept + rejected).map((judged) => ({ ...state, phase: 'verdict', judged })),
+    ...(added ? [{ ...state, phase: 'add', added: true }] : []),
+  ];
+}
+
+/** How many passes kept 0, 1, ... drafts, up to `most` or the longest block. */
+export function keptCounts(rounds, most) {
+  const kept = rounds.map((round) => passOf(round).kept);
+  const counts = Array.from({ length: Math.max(most, ...kept) + 1 }, () => 0);
+  for (const many of kept) counts[many] += 1;
+  return counts;
+}
+
+/** KL(h_alg||q) of the judged positions of a round; Infinity where the record could not hold it. */
+export function spendingOf({ drafted }) {
+  return drafted.filter(({ c }) => PASSED.has(c) || c === 'rejected').map((token) => ({ token, kl: token.kl ?? Infinity }));
+}
+
+// ---- tokens to teach with ----
+
+/** The smallest delta of the grid at which the recorded draw accepts the token; undefined for none. */
+export function firstAccepting(grid, token) {
+  return grid.find((delta) => acceptedAt(token, delta));
+}
+
+/** Whether delta is the smallest that does, as far as the slider can tell: 'low', 'right' or 'high'. */
+export function judgeAnswer(grid, token, delta) {
+  if (!acceptedAt(token, delta)) return 'low';
+  return delta <= firstAccepting(grid, token) ? 'right' : 'high';
+}
+
+const CLEAR = { from: 0.004, to: 0.6 }; // critical deltas well inside the slider
+const WORD = /^\s?\p{L}{2,}$/u;
+
+function clarity({ token, round }) {
+  const at = round.drafted.indexOf(token);
+  const midst = at > 0 && at < round.drafted.length - 1; // something was kept before it and thrown away behind it
+  return (WORD.test(token.t) ? 2 : 0) + (token.dc >= CLEAR.from && token.dc <= CLEAR.to ? 2 : 0) + (midst ? 1 : 0);
+}
+
+/**
+ * Rejected tokens {token, round, pane} that some delta of the slider would have kept, the clearest first: those of SpS before
+ * those of other rules, words before marks.
+ */
+export function teachingTokens({ run, panes }) {
+  const rank = ({ rule }) => ({ sps: 0, cactus: 1 })[rule] ?? 2;
+  return [...panes].sort((a, b) => rank(a) - rank(b))
+    .flatMap((pane) => pane.rounds.flatMap((round) => (
+      round.drafted.filter(({ c }) => c === 'rejected').map((token) => ({ token, round, pane }))
+    )))
+    .filter(({ token }) => token.dc > 0 && firstAccepting(run.grid, token) !== undefined)
+    .sort((a, b) => (rank(a.pane) - rank(b.pane)) || (clarity(b) - clarity(a)));
 }
 
 // ---- one token's distributions, for the detail panel ----

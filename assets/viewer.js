@@ -1,65 +1,23 @@
 // The page's one component: draws the run log of both panes, lets delta move, and explains single tokens.
 // Token text is hostile: it only ever passes through text nodes and setAttribute.
 
-import { createPlots } from './plots.js';
+import { UNJUDGED, WITH_DELTA, createDetail } from './detail.js';
+import { deltaText, fixed, known, make, orDash, percent, significant, visible, whenIdle, wording } from './elements.js';
+import { createPlots, createStrip } from './plots.js';
 import {
-  CLASSES, addRecord, blockThresholds, curves, emptyLog, firstDifference, gamma, gridPosition, interpolate, isBehindEnd, isKept,
-  nearestIndex, phi, plainText, recordedVerdict, rowsOf, sameDraws, targetRows, verdictAt,
+  CLASSES, addRecord, blockThresholds, curves, emptyLog, firstDifference, gamma, gridPosition, interpolate, isKept,
+  nearestIndex, plainText, recordedVerdict, sameDraws, spendingOf, verdictAt,
 } from './rejudge.js';
 
 const OVERLAY = { accept: 'would_accept', reject: 'would_reject', discard: 'would_discard' };
 const OVERLAYS = Object.values(OVERLAY);
-const WITH_DELTA = new Set(['sps', 'cactus']); // typical acceptance knows no delta, no draw and no h
-const UNJUDGED = new Set(['discarded', 'cut']);
+const OTHERWISE = new Set(['accepted', 'rescued', 'rejected', 'resampled']);
 const SLIDER_LABELS = [0, 0.01, 0.1, 1, 2];
 const EXAMPLE_Q = 0.3;
+const EXAMPLE_DELTA = 0.1;
 const STATUS_PAUSE_MS = 1500;
 const PLOT_PAUSE_MS = 250;
-
-// ---- small helpers ----
-
-/** An element; attributes that are functions become listeners, strings among the children text. */
-function make(tag, attributes = {}, ...children) {
-  const node = document.createElement(tag);
-  for (const [name, value] of Object.entries(attributes)) {
-    if (typeof value === 'function') node.addEventListener(name, value);
-    else if (value !== null && value !== false) node.setAttribute(name, value);
-  }
-  node.append(...children);
-  return node;
-}
-
-function wording(strings) {
-  return (key, values = {}) => (strings[key] ?? key).replace(/\{(\w+)\}/g, (whole, name) => values[name] ?? whole);
-}
-
-const known = (x) => x !== null && x !== undefined;
-const orDash = (format) => (x) => (known(x) ? format(x).replace('-', '−') : '–');
-const fixed = (digits) => orDash((x) => x.toFixed(digits));
-const percent = orDash((x) => `${(100 * x).toFixed(1)} %`);
-const significant = orDash((x) => (Math.abs(x) < 1e-9 ? '0' : Number(x.toPrecision(3)).toString()));
-const probability = orDash((x) => (x > 0 && x < 0.0005 ? '<0.001' : x.toFixed(3)));
-
-function deltaText(delta) {
-  return Number(delta.toPrecision(6)).toString();
-}
-
-/** Two numbers with enough digits to be told apart: a verdict must not read "0.3 is below 0.3". */
-function apart(a, b) {
-  for (let digits = 3; digits < 16; digits += 1) {
-    const pair = [a, b].map((x) => Number(x.toPrecision(digits)).toString());
-    if (pair[0] !== pair[1]) return pair;
-  }
-  return [String(a), String(b)];
-}
-
-/** A token's text where it stands alone, outside the running text. */
-function visible(token) {
-  if (token.x) return `<${token.x}>`;
-  if (token.t === '') return '∅';
-  const text = token.t.replace(/\n/g, '⏎').replace(/\t/g, '→');
-  return /^ +$/.test(text) ? text.replace(/ /g, '·') : text;
-}
+const NO_KL = 1e-3; // the strips' scale while nothing was spent
 
 // ---- source line and prompt ----
 
@@ -99,6 +57,7 @@ function promptBox(run, t) {
 function deltaControl(run, runDelta, t, onDelta) {
   const last = run.grid.length - 1;
   const top = run.grid[last];
+  const hasDelta = run.panes.some(({ rule }) => WITH_DELTA.has(rule));
   const slider = make('input', {
     type: 'range', min: 0, max: last, step: 1, 'aria-label': t('delta.slider'),
     input: () => onDelta(run.grid[slider.valueAsNumber]),
@@ -151,9 +110,9 @@ function deltaControl(run, runDelta, t, onDelta) {
     sentence.textContent = delta === 0 ? t('delta.zero') : t('delta.effect', {
       delta: text, gamma: gamma(EXAMPLE_Q, delta).toFixed(2),
     });
-    noteText.textContent = t(delta === runDelta ? 'delta.at_run' : 'delta.rejudged', { delta: text });
-    note.classList.toggle('at-run', delta === runDelta);
-    back.hidden = delta === runDelta;
+    noteText.textContent = t(!hasDelta ? 'delta.no_rule' : delta === runDelta ? 'delta.at_run' : 'delta.rejudged', { delta: text });
+    note.classList.toggle('at-run', !hasDelta || delta === runDelta);
+    back.hidden = !hasDelta || delta === runDelta;
   }
 
   return { node, show, isValid };
@@ -165,12 +124,15 @@ function createLegend(root, panes, t, onDiscarded) {
   let pinned = null;
   const cells = new Map(); // class or overlay name -> one number per pane
   const overlayTitle = make('li', { class: 'overlay-title quiet' });
+  // Where a rule knows no delta, a class is explained by what every rule shares.
+  const everyDelta = panes.every(({ rule }) => WITH_DELTA.has(rule));
+  const explain = (name) => t(everyDelta || !OTHERWISE.has(name) ? `explain.${name}` : `explain.${name}_other`);
   const dim = (name) => { if (name) root.dataset.only = name; else delete root.dataset.only; };
 
   function entry(name) {
     const overlay = OVERLAYS.includes(name);
     const button = make('button', {
-      type: 'button', 'aria-pressed': 'false', title: t(`explain.${name}`),
+      type: 'button', 'aria-pressed': 'false', title: explain(name),
       pointerenter: () => dim(name), focus: () => dim(name),
       pointerleave: () => dim(pinned), blur: () => dim(pinned),
       click: () => {
@@ -191,14 +153,15 @@ function createLegend(root, panes, t, onDiscarded) {
   }
 
   function counts(name) {
-    const places = panes.map((pane) => make('span', { title: pane.label }, '0'));
+    const unjudged = (pane) => OVERLAYS.includes(name) && !WITH_DELTA.has(pane.rule);
+    const places = panes.map((pane) => make('span', { title: pane.label }, unjudged(pane) ? '–' : '0'));
     cells.set(name, places);
     return make('span', { class: 'counts' }, ...places);
   }
 
   const explanations = make('details', { class: 'explanations' }, make('summary', {}, t('legend.explain')),
     make('dl', {}, ...[...CLASSES, ...OVERLAYS].flatMap((name) => [
-      make('dt', {}, t(`class.${name}`)), make('dd', {}, t(`explain.${name}`)),
+      make('dt', {}, t(`class.${name}`)), make('dd', {}, explain(name)),
     ])));
   const node = make(
     'section', { class: 'legend' },
@@ -227,7 +190,7 @@ function createLegend(root, panes, t, onDiscarded) {
     },
     showDelta(delta) { overlayTitle.textContent = t('legend.overlays', { delta: deltaText(delta) }); },
     showOverlays(overlays, at) {
-      OVERLAYS.forEach((name) => set(name, at, overlays[name]));
+      if (WITH_DELTA.has(panes[at].rule)) OVERLAYS.forEach((name) => set(name, at, overlays[name]));
     },
   };
 }
@@ -236,7 +199,8 @@ function createLegend(root, panes, t, onDiscarded) {
 
 const STATS = [
   ['tokens_per_pass', fixed(2)], ['accepted_per_judged', percent], ['accepted_per_drafted', percent],
-  ['kl', significant], ['log_q', fixed(2)], ['tokens_per_s', fixed(1)], ['speedup', orDash((x) => `${x.toFixed(2)}×`)],
+  ['kl', significant], ['entropy', fixed(2)], ['entropy_q', fixed(2)], ['log_q', fixed(2)],
+  ['tokens_per_s', fixed(1)], ['speedup', orDash((x) => `${x.toFixed(2)}×`)],
 ];
 
 function createStats(at, t) {
@@ -275,6 +239,7 @@ function createStats(at, t) {
     error.textContent = known(all.al_se) ? `± ${all.al_se.toFixed(2)}` : '';
     expected.textContent = t('stat.expected', { value: fixed(2)(all.expected_al) });
     for (const [name, format] of STATS) values.get(name).textContent = format(all[name]);
+    if (all.kl_infinite) values.get('kl').textContent = '∞';
   }
 
   return { node, show };
@@ -332,8 +297,16 @@ function coveredText(element, range) {
   return part.toString();
 }
 
+/** What a rule is set to, beside its name. */
+function parameterText(pane, t) {
+  if (known(pane.delta)) return t('pane.delta', { delta: deltaText(pane.delta) });
+  return pane.parameter ? `${pane.parameter.name} = ${significant(pane.parameter.value)}` : '';
+}
+
 function createPane(pane, at, t, actions) {
   const entries = [];
+  const byToken = new Map();
+  const blocks = new Map(); // round -> its element
   const byElement = new WeakMap();
   const byIndex = new Map();
   const overlays = Object.fromEntries(OVERLAYS.map((name) => [name, 0]));
@@ -341,7 +314,7 @@ function createPane(pane, at, t, actions) {
 
   const list = make('div', {
     class: 'tokens', role: 'list', dir: 'auto', 'aria-label': t('pane.tokens', { label: pane.label }),
-    click: (event) => withEntry(event, actions.open),
+    click: (event) => withEntry(event, openWithPass),
     pointerover: (event) => withEntry(event, (entry) => actions.link(entry.token.i)),
     pointerleave: () => actions.link(null),
     focusin: (event) => withEntry(event, (entry) => { makeCurrent(entry); actions.link(entry.token.i); }),
@@ -352,18 +325,23 @@ function createPane(pane, at, t, actions) {
   const copy = make('button', { type: 'button', class: 'copy', click: copyAll }, t('pane.copy'));
   const ending = make('p', { class: 'ending', hidden: '' });
   const stats = createStats(at, t);
+  const strip = createStrip(pane, t, { link: actions.link, open: (token, from) => actions.open(byToken.get(token), from) });
   const node = make(
     'section', { class: 'pane', 'aria-label': pane.label },
     make('div', { class: 'pane-head' },
-      make('h3', {}, pane.label, ' ', ...(WITH_DELTA.has(pane.rule)
-        ? [make('span', { class: 'pane-delta' }, t('pane.delta', { delta: deltaText(pane.delta) }))] : [])),
-      copy, make('p', { class: 'quiet' }, t(`pane.${pane.rule}`))),
-    list, ending, stats.node,
+      make('h3', {}, pane.label, ' ', make('span', { class: 'pane-delta' }, parameterText(pane, t))),
+      copy, make('p', { class: 'quiet' }, t(pane.rule.startsWith('cactus-') ? 'pane.cactus_exact' : `pane.${pane.rule}`))),
+    list, ending, strip.node, stats.node,
   );
 
   function withEntry(event, action) {
     const entry = byElement.get(event.target.closest('.token'));
     if (entry) action(entry);
+  }
+
+  function openWithPass(entry) {
+    actions.open(entry);
+    actions.showPass(pane, entry.round);
   }
 
   function makeCurrent(entry) {
@@ -378,6 +356,7 @@ function createPane(pane, at, t, actions) {
     const entry = { token, round, pane, view, element, thresholds, overlay: null, differs: false };
     element.setAttribute('aria-label', ariaLabel(entry, t));
     byElement.set(element, entry);
+    byToken.set(token, entry);
     entries.push(entry);
     if (!byIndex.has(token.i)) byIndex.set(token.i, []);
     byIndex.get(token.i).push(entry);
@@ -387,9 +366,11 @@ function createPane(pane, at, t, actions) {
   function addRounds(rounds) {
     const fragment = document.createDocumentFragment();
     for (const round of rounds) {
-      const thresholds = blockThresholds(round.drafted);
+      const thresholds = WITH_DELTA.has(pane.rule) ? blockThresholds(round.drafted) : [];
       const tokens = readingOrder(round).map((token) => addToken(token, round, thresholds[round.drafted.indexOf(token)]));
-      fragment.append(make('span', { class: 'block', role: 'presentation' }, ...tokens));
+      const block = make('span', { class: 'block', role: 'presentation' }, ...tokens);
+      blocks.set(round, block);
+      fragment.append(block);
     }
     list.append(fragment);
     if (!current && entries.length > 0) makeCurrent(entries[0]);
@@ -439,7 +420,7 @@ function createPane(pane, at, t, actions) {
     withEntry(event, (entry) => {
       const next = neighbour(entry, event.key);
       if (next) next.element.focus();
-      else if (event.key === 'Enter' || event.key === ' ') actions.open(entry);
+      else if (event.key === 'Enter' || event.key === ' ') openWithPass(entry);
       else return;
       event.preventDefault();
     });
@@ -484,7 +465,16 @@ function createPane(pane, at, t, actions) {
     rejudgeAll(delta) { for (const entry of entries) rejudge(entry, delta); },
     rejudgeFrom(first, delta) { for (let k = first; k < entries.length; k += 1) rejudge(entries[k], delta); },
     size: () => entries.length,
-    link(index, on) { for (const { element } of byIndex.get(index) ?? []) element.classList.toggle('linked', on); },
+    link(index, on) {
+      for (const { element } of byIndex.get(index) ?? []) element.classList.toggle('linked', on);
+      strip.link(index, on);
+    },
+    addSpending: strip.add,
+    entryOf: (token) => byToken.get(token),
+    markPass(round, name) {
+      list.querySelector(`.${name}`)?.classList.remove(name);
+      blocks.get(round)?.classList.add(name);
+    },
     markDifference(index) {
       const entry = (byIndex.get(index) ?? []).find(({ token }) => isKept(token));
       if (!entry) return;
@@ -497,236 +487,33 @@ function createPane(pane, at, t, actions) {
   return view;
 }
 
-// ---- one token's detail ----
-
-function dieRoll(token, raised, t) {
-  const sps = phi(token.p, token.q);
-  const all = phi(token.p, raised);
-  const place = (name, from, to = from) => {
-    const part = make('span', { class: name });
-    part.style.setProperty('--from', from);
-    part.style.setProperty('--to', to);
-    return part;
-  };
-  const label = (name, value, text) => {
-    const part = make('span', { class: name }, text);
-    part.style.setProperty('--at', value);
-    return part;
-  };
-  const values = { phi: significant(all), u: significant(token.u) };
-  return make(
-    'div', { class: 'die', role: 'img', 'aria-label': t('detail.die', values) },
-    label('phi-label', all, t('detail.phi', values)),
-    make('div', { class: 'die-bar' },
-      place('by-sps', 0, sps), place('by-delta', sps, all), place('refused', all, 1), place('draw', token.u)),
-    label('u-label', token.u, t('detail.u', values)),
-  );
-}
-
-function dieKey(t) {
-  const key = (name, text) => make('span', {}, make('i', { class: name }), t(text));
-  return make('p', { class: 'die-key quiet' }, key('by-sps', 'detail.legend_sps'), key('by-delta', 'detail.legend_delta'),
-    key('refused', 'detail.legend_reject'));
-}
-
-function shareCell(name, value) {
-  const cell = make('td', { class: name }, probability(value));
-  cell.style.setProperty('--share', known(value) ? value : 0);
-  return cell;
-}
-
-/** columns: [{key, name, class, summed}], rows: [{text, drafted, chosen, ...values}] with text null for the rest. */
-function distributionTable(columns, rows, t) {
-  const head = make('tr', {}, make('th', { scope: 'col' }, ''), ...columns.map(({ name }) => make('th', { scope: 'col' }, name)));
-  const body = rows.map((row) => make(
-    'tr', { class: row.drafted ? 'drafted' : row.chosen ? 'chosen' : null },
-    make('th', { scope: 'row' },
-      row.text === null ? make('em', {}, t('detail.rest')) : make('bdi', {}, visible({ t: row.text }))),
-    ...columns.map((column) => shareCell(column.class, row[column.key])),
-  ));
-  const sum = (column) => {
-    const values = rows.map((row) => row[column.key]);
-    return column.summed && values.every(known) ? values.reduce((total, value) => total + value, 0) : null;
-  };
-  const foot = make('tr', {}, make('th', { scope: 'row' }, t('detail.sum')),
-    ...columns.map((column) => make('td', {}, probability(sum(column)))));
-  return make('table', {}, make('caption', {}, t('detail.table')),
-    make('thead', {}, head), make('tbody', {}, ...body), make('tfoot', {}, foot));
-}
-
-const P_AND_Q = [{ key: 'p', name: 'p', class: 'p', summed: true }, { key: 'q', name: 'q', class: 'q', summed: true }];
-
-function figures(pairs) {
-  return make('dl', { class: 'figures' }, ...pairs.map(([name, value]) => (
-    make('div', {}, make('dt', {}, name), make('dd', {}, significant(value)))
-  )));
-}
-
-function criticalText(token, t) {
-  if (isBehindEnd(token)) return '';
-  if (!known(token.dc)) return t('critical.never');
-  if (token.u * token.p < token.q) return t('critical.always');
-  return t('critical.from', { delta: significant(token.dc) });
-}
-
-function recordedSentence(token, pane, t) {
-  if (!WITH_DELTA.has(pane.rule) && !UNJUDGED.has(token.c)) {
-    return t(isKept(token) ? 'verdict.tas_kept' : 'verdict.tas_rejected', { q: significant(token.q) });
-  }
-  if (token.c === 'rejected' && token.q === 0) return t('verdict.impossible');
-  const limit = token.c === 'accepted' ? token.q : token.g;
-  const [up, against] = apart(token.u * token.p, limit);
-  return t(`verdict.${token.c}`, { up, q: token.c === 'rescued' ? significant(token.q) : against, gamma: against });
-}
-
-function whatIf(entry, delta, t) {
-  const { token } = entry;
-  const [up, raised] = apart(token.u * token.p, gamma(token.q, delta));
-  return t(`whatif.${verdictAt(entry.thresholds, delta)}`, { up, gamma: raised });
-}
-
-function draftedDetail(entry, delta, t) {
-  const { token, pane } = entry;
-  const rows = targetRows(token, token, token.g);
-  const columns = [...P_AND_Q];
-  const parts = [make('p', { class: 'verdict' }, recordedSentence(token, pane, t))];
-  if (WITH_DELTA.has(pane.rule)) {
-    columns.push({ key: 'h', name: t('detail.h_run', { delta: deltaText(pane.delta) }), class: 'h', summed: true });
-    parts.push(
-      figures([['p', token.p], ['q', token.q], ['γ', token.g], ['φ', phi(token.p, token.g)], ['u', token.u]]),
-      make('h5', {}, t('detail.run', { delta: deltaText(pane.delta) })), dieRoll(token, token.g, t),
-    );
-  }
-  if (delta !== pane.delta || !WITH_DELTA.has(pane.rule)) {
-    const raised = gamma(token.q, delta);
-    const moved = targetRows(token, token, raised);
-    rows.forEach((row, at) => { row.moved = moved[at].h; });
-    columns.push({ key: 'moved', name: t('detail.h_run', { delta: deltaText(delta) }), class: 'h', summed: true });
-    parts.push(
-      make('h5', {}, t('detail.slider', { delta: deltaText(delta) })), dieRoll(token, raised, t),
-      ...(isBehindEnd(token) ? [] : [make('p', {}, whatIf(entry, delta, t))]),
-    );
-  }
-  parts.push(
-    dieKey(t), make('p', { class: 'critical' }, criticalText(token, t)), distributionTable(columns, rows, t),
-    make('p', { class: 'quiet' }, t('detail.columns')),
-    ...(token.lumped ? [make('p', { class: 'quiet' }, t('detail.lumped'))] : []),
-  );
-  return parts;
-}
-
-function emittedDetail(entry, t) {
-  const { token, round, pane } = entry;
-  const rejected = round.drafted.find((draft) => draft.c === 'rejected');
-  if (token.c === 'resampled' && rejected && WITH_DELTA.has(pane.rule)) {
-    // The row of the rejected draft is the row of this position.
-    const rows = targetRows(rejected, rejected, rejected.g, [rejected, token]).map((row) => (
-      { ...row, chosen: row.id === token.id, residual: row.id === null ? null : Math.max(0, row.h - row.p) }
-    ));
-    const columns = [
-      ...P_AND_Q, { key: 'h', name: 'h', class: 'h', summed: true },
-      { key: 'residual', name: t('detail.residual'), class: 'residual' },
-    ];
-    return [
-      make('p', { class: 'verdict' }, t('verdict.resampled', { rejected: visible(rejected) })),
-      distributionTable(columns, rows, t), make('p', { class: 'quiet' }, t('detail.columns_residual')),
-    ];
-  }
-  const rows = rowsOf(token, [token]).map((row) => ({ ...row, chosen: row.id === token.id }));
-  const origin = token.c === 'resampled' ? 'tas_resampled' : round.drafted.length > 0 ? 'bonus' : 'nothing_drafted';
-  return [
-    make('p', { class: 'verdict' }, t(`verdict.${origin}`)),
-    distributionTable(P_AND_Q.slice(rows.every((row) => !known(row.p)) ? 1 : 0), rows, t),
-  ];
-}
-
-function covers(sheet, element) {
-  const [above, below] = [sheet.getBoundingClientRect(), element.getBoundingClientRect()];
-  return above.top < below.bottom && above.bottom > below.top && above.left < below.right && above.right > below.left;
-}
-
-function createDetail(t, currentDelta) {
-  let shown = null;
-  const title = make('h3', { tabindex: '-1' }, t('detail.title'));
-  const close = make('button', {
-    type: 'button', class: 'close', 'aria-label': t('detail.close'), hidden: '', click: shut,
-  }, '×');
-  const body = make('div', { class: 'detail-body' });
-  const node = make('aside', { class: 'detail', 'aria-label': t('detail.label'), keydown: onKey },
-    make('div', { class: 'detail-head' }, title, close), body);
-
-  function explain() {
-    title.textContent = t('detail.title');
-    body.replaceChildren(
-      make('p', {}, t('detail.formula_text')), make('p', { class: 'formula' }, t('detail.formula')),
-      make('p', { class: 'quiet' }, t('detail.hint')),
-    );
-  }
-
-  function refresh() {
-    if (!shown) return;
-    const { token, pane, round } = shown;
-    const parts = shown.thresholds ? draftedDetail(shown, currentDelta(), t) : emittedDetail(shown, t);
-    body.replaceChildren(
-      make('p', { class: 'quiet' }, t('detail.place', { label: pane.label, index: token.i, block: round.block }), ' · ',
-        make('span', { class: `token ${token.c}` }, t(`class.${token.c}`))),
-      ...parts,
-    );
-  }
-
-  function open(entry) {
-    shown?.element.classList.remove('opened');
-    shown = entry;
-    entry.element.classList.add('opened');
-    title.replaceChildren(make('bdi', { class: 'big-token' }, visible(entry.token)));
-    close.hidden = false;
-    node.classList.add('open');
-    // An embedding page that stretches the frame to its content has no bottom edge to hold a sheet.
-    node.classList.toggle('framed', 'parentIFrame' in window);
-    node.style.setProperty('--token-bottom', `${entry.element.offsetTop + entry.element.offsetHeight}px`);
-    refresh();
-    title.focus({ preventScroll: true });
-    if (covers(node, entry.element)) entry.element.scrollIntoView({ block: 'start' });
-  }
-
-  function shut() {
-    if (!shown) return;
-    const { element } = shown;
-    element.classList.remove('opened');
-    shown = null;
-    close.hidden = true;
-    node.classList.remove('open');
-    explain();
-    element.focus({ preventScroll: true });
-  }
-
-  function onKey(event) {
-    if (!shown || !event.key.startsWith('Arrow') || event.key === 'ArrowUp' || event.key === 'ArrowDown') return;
-    open(shown.view.neighbour(shown, event.key));
-    event.preventDefault();
-  }
-
-  explain();
-  return { node, open, shut, refresh };
-}
-
 // ---- the line under the panes ----
+
+/** Whether there are curves: they need contexts of the verifier's own, which only SpS has. */
+function onVerifier(log) {
+  return log.panes[0].rule === 'sps';
+}
 
 function createComparison(t) {
   const expected = make('strong', {});
   const draws = make('strong', {});
-  const node = make('section', { class: 'comparison' },
-    make('p', {}, t('compare.expected'), expected), make('p', {}, t('compare.draws'), draws));
+  const curvesLine = make('p', {}, t('compare.expected'), expected);
+  const drawsLine = make('p', {}, t('compare.draws'), draws);
+  const node = make('section', { class: 'comparison' }, curvesLine, drawsLine);
 
   function show(log, al, delta) {
     const { grid } = log.run;
+    const judged = log.panes.filter(({ rule }) => WITH_DELTA.has(rule));
+    curvesLine.hidden = !onVerifier(log);
+    drawsLine.hidden = judged.length === 0;
+    node.hidden = curvesLine.hidden && drawsLine.hidden;
     if (al) {
       const here = interpolate(grid, al, delta);
       expected.textContent = t('compare.pair', {
         sps: al[0].toFixed(2), cactus: (here.exact ? '' : '≈ ') + here.value.toFixed(2), delta: deltaText(delta),
       });
     } else expected.textContent = t('compare.waiting');
-    draws.textContent = log.panes.map((pane) => t('compare.draws_pane', {
+    draws.textContent = judged.map((pane) => t('compare.draws_pane', {
       al: fixed(2)(sameDraws(pane.rounds, delta)), label: pane.label,
     })).join(' · ');
   }
@@ -734,32 +521,57 @@ function createComparison(t) {
   return { node, show };
 }
 
+// ---- the invitation to the tour ----
+
+function createInvitation(t, start) {
+  const button = make('button', { type: 'button', class: 'tour-start', click: start }, t('tour.start'));
+  const node = make('div', { class: 'invitation' }, button, make('span', { class: 'quiet' }, t('tour.invite')));
+  return {
+    node, button,
+    /** A tour that was left says where it goes on. */
+    show(tour) {
+      button.textContent = tour.at() === 0 ? t('tour.start') : t('tour.resume', { step: tour.at() + 1, steps: tour.steps });
+      button.setAttribute('aria-expanded', tour.isOpen());
+    },
+  };
+}
+
 // ---- the whole ----
 
 function createViewer(root, t) {
   const log = emptyLog();
-  const plots = createPlots(make, t);
+  const plots = createPlots(t);
   let delta = 0;
   let views = [];
   let parts = null;
   let linked = null;
   let compared = 0;
   let differs = false;
+  let different = null; // the two tokens that differ first, until their passes are marked
+  let highest = NO_KL;
+  let undrawn = []; // rounds whose bars and rows wait for an idle moment
+  let steps = null;
+  let tour = null;
   let frame = 0;
   let plotTimer = 0;
   let statusTimer = 0;
 
   function runDelta() {
-    return (log.run.panes.find((pane) => pane.rule !== 'sps') ?? log.run.panes[0]).delta;
+    return (log.run.panes.find(({ rule }) => rule === 'cactus') ?? log.run.panes.find(({ rule }) => rule === 'sps'))?.delta ?? 0;
   }
 
   function start() {
     delta = runDelta();
     compared = 0;
     differs = false;
+    different = null;
     linked = null;
+    highest = NO_KL;
+    undrawn = [];
+    steps?.stop();
+    steps = null;
     const detail = createDetail(t, () => delta);
-    const actions = { open: detail.open, link };
+    const actions = { open: detail.open, link, showPass: (pane, round) => steps?.show(pane, round) };
     views = log.panes.map((pane, at) => createPane(pane, at, t, actions));
     parts = {
       detail,
@@ -768,20 +580,27 @@ function createViewer(root, t) {
       comparison: createComparison(t),
       status: make('p', { class: 'status quiet', role: 'status' }),
       difference: make('p', { class: 'quiet difference', hidden: '' }, t('pane.differs')),
+      steps: make('section', { class: 'steps', 'aria-label': t('step.title') }, make('h4', {}, t('step.title'))),
     };
     root.classList.remove('show-discarded');
     delete root.dataset.only;
     delete root.dataset.pinned;
+    root.style.setProperty('--kl-top', highest);
     root.replaceChildren(
-      sourceLine(log.run, t), promptBox(log.run, t), parts.control.node, parts.legend.node, parts.status,
-      make('div', { class: 'work' }, make('div', { class: 'panes' }, ...views.map((view) => view.node)), detail.node),
-      parts.difference, parts.comparison.node, plots.node,
+      sourceLine(log.run, t), invitation.node, promptBox(log.run, t), parts.control.node, parts.legend.node, parts.status,
+      make('div', { class: 'work' },
+        make('div', { class: 'main' },
+          make('div', { class: 'panes' }, ...views.map((view) => view.node)), parts.difference, parts.comparison.node, parts.steps),
+        detail.node),
+      plots.node, ...(tour?.nodes ?? []),
     );
     parts.control.show(delta);
     drawPlots();
   }
 
   function clear() {
+    steps?.stop();
+    steps = null;
     Object.assign(log, emptyLog());
     views = [];
     parts = null;
@@ -794,12 +613,42 @@ function createViewer(root, t) {
       if (linked !== null) view.link(linked, false);
       if (index !== null) view.link(index, true);
     }
+    if (linked !== null) steps?.link(linked, false);
+    if (index !== null) steps?.link(index, true);
     linked = index;
+  }
+
+  /** A pass that is on the stage, or pointed at in its row, is framed in its pane. */
+  function markPass(pane, round, current) {
+    for (const view of views) view.markPass(view.pane === pane ? round : null, current ? 'current-pass' : 'pointed-pass');
+  }
+
+  function openPiece(pane, token, from) {
+    parts.detail.open(views[log.panes.indexOf(pane)].entryOf(token), from);
+  }
+
+  /** Rows and bars lie below the first screen: they are drawn when the browser is idle. */
+  async function drawUndrawn() {
+    const { createSteps } = await import('./steps.js');
+    if (!parts) return;
+    steps ??= createSteps(parts.steps, log.panes, t, { open: openPiece, link, markPass });
+    const rounds = undrawn;
+    undrawn = [];
+    views.forEach((view, at) => {
+      const own = rounds.filter((round) => round.pane === at);
+      view.addSpending(own);
+      steps.add(at, own);
+    });
+    const finite = rounds.flatMap(spendingOf).map(({ kl }) => kl).filter(Number.isFinite);
+    highest = Math.max(highest, ...finite);
+    root.style.setProperty('--kl-top', highest);
+    markDifferentPasses();
   }
 
   function plotModel() {
     return {
-      ...curves(log.sums), grid: log.run.grid, delta,
+      ...curves(log.sums), grid: log.run.grid, delta, onVerifier: onVerifier(log), panes: log.panes, frontier: log.frontier,
+      most: log.run.settings.num_draft_tokens,
       points: log.panes.filter((pane) => pane.stats).map(({ label, delta: at, stats }) => (
         { label, delta: at, al: stats.al, al_se: stats.al_se, kl: stats.kl }
       )),
@@ -824,6 +673,7 @@ function createViewer(root, t) {
     showOverlays();
     parts.detail.refresh();
     plots.point(plotModel());
+    tour?.update();
   }
 
   function setDelta(next) {
@@ -842,7 +692,14 @@ function createViewer(root, t) {
     differs = true;
     views[0].markDifference(left[at].i);
     views[1].markDifference(right[at].i);
+    different = [left[at], right[at]];
     parts.difference.hidden = false;
+  }
+
+  function markDifferentPasses() {
+    if (!different) return;
+    different.forEach((token, at) => steps.markDifference(at, views[at].entryOf(token).round));
+    different = null;
   }
 
   function progress(pane) {
@@ -865,27 +722,65 @@ function createViewer(root, t) {
     });
     findDifference();
     showOverlays();
+    if (rounds.length > 0 && undrawn.length === 0) whenIdle(drawUndrawn);
+    undrawn.push(...rounds);
   }
 
   function append(records) {
     let rounds = [];
+    let fresh = false;
     for (const record of records) {
       addRecord(log, record);
       if (record.k === 'run') {
         start();
         rounds = [];
+        fresh = true;
       }
       if (record.k === 'round') rounds.push(record);
       if (record.k === 'end') views[record.pane].showEnd();
     }
     if (!parts) return;
     drawRounds(rounds);
+    if (fresh) tour?.renew();
     plotTimer ||= setTimeout(drawPlots, PLOT_PAUSE_MS);
     if (log.panes.every((pane) => pane.end)) {
       clearTimeout(statusTimer);
       showStatus();
     } else statusTimer ||= setTimeout(showStatus, STATUS_PAUSE_MS);
+    tour?.update();
   }
+
+  // ---- the tour ----
+
+  const places = {
+    tokens: (pane = log.panes[0]) => views[log.panes.indexOf(pane)].node.querySelector('.tokens'),
+    token: ({ pane, token }) => views[log.panes.indexOf(pane)].entryOf(token).element,
+    steps: () => parts.steps.querySelector('.player') ?? parts.steps,
+    delta: () => parts.control.node,
+    gain: () => (onVerifier(log) ? plots.figures.al : plots.figures.hist),
+    cost: () => (onVerifier(log) ? plots.figures.kl : views.at(-1).node.querySelector('.budget')),
+    playPass(pane, round) {
+      steps?.show(pane, round);
+      steps?.play();
+    },
+    pausePass: () => steps?.stop(),
+    setDelta,
+    /** A budget of nothing shows nothing. */
+    liftDelta: () => { if (delta === 0) setDelta(runDelta() || EXAMPLE_DELTA); },
+  };
+
+  async function startTour() {
+    const { createTour } = await import('./tour.js');
+    if (!parts) return;
+    if (!tour) {
+      tour = createTour(root, t, places, () => ({ log, delta }), () => invitation.show(tour));
+      root.append(...tour.nodes);
+    }
+    parts.detail.shut();
+    tour.start(invitation.button);
+  }
+
+  const invitation = createInvitation(t, startTour);
 
   root.addEventListener('keydown', (event) => {
     if (event.key === 'Escape') parts?.detail.shut();

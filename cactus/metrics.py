@@ -36,7 +36,8 @@ class Summary:
     over passes; expected_al the same with each pass replaced by its expectation. tokens_per_pass: emitted tokens per verifier pass.
     accepted_per_judged leaves discarded tokens out, accepted_per_drafted counts them. kl: mean KL(h_alg ‖ q) over judged positions,
     nats. entropy, entropy_q: mean entropy of h_alg and of q there, nats: far below it, the output drifts towards a deterministic one.
-    log_q: mean ln q of the emitted tokens, nats. tokens_per_s: emitted tokens per second of decoding.
+    log_q: mean ln q of the emitted tokens, nats; −∞ once a rule
+    accepted what the verifier excludes. tokens_per_s: emitted tokens per second of decoding.
     """
 
     tokens: int
@@ -70,7 +71,7 @@ def figures(round: Round, rule: Rule, eos_ids: Sequence[int]) -> RoundFigures:
         kls=tuple(kl(h, q).tolist()),
         entropy=entropy(h).sum().item(),
         entropy_q=entropy(q).sum().item(),
-        log_q=sum(math.log(token.q) for token in round.emitted),
+        log_q=sum(math.log(token.q) if token.q else -math.inf for token in round.emitted),
         seconds=sum(round.seconds.values()),
     )
 

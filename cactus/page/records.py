@@ -12,8 +12,8 @@ from itertools import zip_longest
 import torch
 
 from cactus.divergences import KL
-from cactus.metrics import RoundFigures, figures, summarise, summary
-from cactus.page.choices import described
+from cactus.metrics import RoundFigures, Summary, figures, summarise, summary
+from cactus.page.choices import described, name_of
 from cactus.replay import FAMILIES, GRID, Replay, optimum_curve, outlook
 from cactus.rules import Cactus, Rule, SpS
 from cactus.sampling import REPLACE, draw, run_key, uniform
@@ -70,6 +70,7 @@ def frontier_lines(trace: Trace) -> list[str]:
         return []
     rules = [
         {
+            "rule": name_of(family.make(family.parameters[0])),
             "label": family.label,
             "points": [
                 {"x": _round(point.kl), "y": _round(point.acceptance), "parameter": parameter}
@@ -98,7 +99,7 @@ class Pane:
         replay = Replay([round], self.trace.eos_ids)
         rule, key = self.trace.rule, run_key(self.trace.settings.seed, self.trace.settings.prompt_id)
         extras = [
-            {"dc": critical, "klp": _finite(limit), "klh": _round(cost)}
+            {"dc": critical, "klp": _round(limit), "klh": _round(cost)}
             for critical, limit, cost in zip(replay.critical_deltas(), replay.limits().tolist(), self._costs(replay), strict=True)
         ]
         behind_end = {"dc": None, "klp": None, "klh": None}
@@ -112,7 +113,7 @@ class Pane:
                 for token, extra in zip_longest(round.drafted, extras, fillvalue=behind_end)
             ],
             "emitted": _replacement(round),
-            "stats": {name: _round(value) for name, value in summarise(self.figures).to_json().items()},
+            "stats": _stats(summarise(self.figures)),
             "curve": _curve(replay) if rule.name == "sps" else None,
         })  # fmt: skip
 
@@ -127,6 +128,11 @@ class Pane:
 def end_line(pane: int, reason: str, message: str | None = None) -> str:
     """Why a pane ended: eos, length, stopped or error."""
     return _dump({"k": "end", "pane": pane, "reason": reason, "message": message})
+
+
+def _stats(numbers: Summary) -> dict:
+    infinite = numbers.kl is not None and math.isinf(numbers.kl)
+    return {name: _round(value) for name, value in numbers.to_json().items()} | {"kl_infinite": infinite}
 
 
 def _curve(replay: Replay) -> dict:
@@ -186,12 +192,9 @@ def _row(row: Row) -> dict:
     }
 
 
-def _finite(value: float) -> float | None:
-    return _round(value) if math.isfinite(value) else None
-
-
 def _round(value: float | None) -> float | None:
-    return None if value is None else float(f"{value:.7g}")
+    """Seven digits; None for what JSON cannot hold."""
+    return None if value is None or not math.isfinite(value) else float(f"{value:.7g}")
 
 
 def _dump(data: dict) -> str:

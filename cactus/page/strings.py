@@ -96,6 +96,8 @@ STRINGS = {
     "stat.accepted_per_judged": "accepted / judged",
     "stat.accepted_per_drafted": "accepted / drafted",
     "stat.kl": "mean KL(h_alg‖q), nats",
+    "stat.entropy": "entropy of what comes out, nats",
+    "stat.entropy_q": "entropy of the verifier there, nats",
     "stat.log_q": "mean log q",
     "stat.tokens_per_s": "tokens/s",
     "stat.speedup": "speed-up",
@@ -107,6 +109,9 @@ STRINGS = {
     "define.accepted_per_drafted": "Share of all drafts that were accepted, the discarded ones included in the denominator.",
     "define.kl": "How far the distribution that really comes out, h_alg, lies from the verifier's q, averaged "
     "over judged positions. 0 means lossless.",
+    "define.entropy": "Mean entropy of h_alg, the distribution that really comes out, over judged positions. Far below the "
+    "verifier's own: the output drifts towards a deterministic one, as typical acceptance does.",
+    "define.entropy_q": "Mean entropy of the verifier's q over the same positions.",
     "define.log_q": "Mean natural logarithm of the verifier's probability of the tokens kept. Higher means more "
     "typical of the verifier.",
     "define.tokens_per_s": "Tokens per second on the server, drawing time not included.",
@@ -313,6 +318,14 @@ STRINGS = {
     "tour.answer_right": "That is it. δ = {delta} gives γ = {gamma}, just above u·p = {up}; the exact edge is δ = {critical}.",
     "tour.consequence": "At this δ, acceptance length goes from {before} to {al}, for {kl} nats per position. Whether that is "
     "worth it is yours to judge.",
+    # what is guaranteed, in the detail of a token
+    "guarantee.position": "What comes out here: KL(h_alg‖q) = {kl} nats, and never more than KL(p‖q) = {limit}.",
+    "guarantee.infinite": "∞ (the draft has mass on tokens that the verifier's filters cut, so this bounds nothing)",
+    "guarantee.taylor": "This token's own target: KL(h‖q) = {klh} nats, {within} δ = {delta}. What the Taylor rule "
+    "guarantees is KL(h‖q) ≤ ln(1+2δ) = {bound}.",
+    "guarantee.target": "This token's own target: KL(h‖q) = {klh} nats at δ = {delta}.",
+    "guarantee.over": "more than its budget",
+    "guarantee.within": "within its budget",
     # the page around the viewer
     "page.title": "Cactus: speculative decoding with a divergence budget",
     "page.lead": "A small draft model guesses several tokens, a large verifier checks them in one pass. SpS must throw away guesses "
