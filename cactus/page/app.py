@@ -25,19 +25,38 @@ ASSETS = Path(__file__).parent.parent.parent / "assets"
 PLOTLY = Path(plotly.__file__).parent / "package_data" / "plotly.min.js"
 FIRST_SCRIPTS = [
     ASSETS / name
-    for name in ("viewer.js", "rejudge.js", "mathematics.js", "plots.js", "elements.js", "detail.js", "steps.js", "tour.js")
+    for name in (
+        "page.js",
+        "viewer.js",
+        "rejudge.js",
+        "mathematics.js",
+        "plots.js",
+        "elements.js",
+        "detail.js",
+        "steps.js",
+        "tour.js",
+    )
 ]
 SCRIPTS = [*FIRST_SCRIPTS, ASSETS / "bench.js"]
 STYLES = [ASSETS / "viewer.css", ASSETS / "bench.css"]
 FIRST_RECORDING = "story"
 QUEUE = 16
 
-HEAD = "".join(
+# Hidden until assets/page.js finds it steady; after four seconds it shows in any case.
+VEIL = (
+    "<style>html:not([data-cactus]) .gradio-container {visibility: hidden; animation: cactus-unveil 0s 4s forwards}"
+    "@keyframes cactus-unveil {to {visibility: visible}}</style>"
+)
+HEAD = VEIL + "".join(
     [f'<link rel="modulepreload" href="gradio_api/file={script}">' for script in FIRST_SCRIPTS]
     + [f'<script defer src="gradio_api/file={PLOTLY}"></script>']
 )
 MOUNT = """
-import(new URL(props.folder + 'viewer.js', document.baseURI)).then((viewer) => viewer.mount(element, props, watch));
+const asset = (name) => import(new URL(props.folder + name, document.baseURI));
+Promise.all([asset('viewer.js'), asset('page.js')]).then(([viewer, page]) => {
+  viewer.mount(element, props, watch);
+  page.showWhenSteady();
+});
 """
 # The bench stands below everything else: its script is fetched when the visitor comes near.
 BENCH = """
@@ -69,7 +88,7 @@ def build(models: Models) -> gr.Blocks:
     labels = list(models.choices)
     with gr.Blocks(title=STRINGS["page.title"], analytics_enabled=False, delete_cache=(3600, 3600)) as page:
         gr.HTML(f"<h1>{STRINGS['page.title']}</h1><p>{STRINGS['page.lead']}</p>", elem_id="intro")
-        with gr.Row(equal_height=True):
+        with gr.Row(equal_height=True, elem_id="ask"):
             prompt = gr.Textbox(
                 label=STRINGS["control.prompt"], value=first.prompt, lines=2, max_lines=8, scale=4, elem_id="prompt"
             )

@@ -454,7 +454,7 @@ STRINGS = {
     "bench.solver_title.exact": "The largest γ that the budget itself allows",
     "bench.delta.label": "Divergence budget δ",
     "bench.delta.slider": "Divergence budget delta",
-    "bench.delta.number": "Exact value of delta, 0 to 2",
+    "bench.delta.number": "Exact budget of the bench, 0 to 2",
     "bench.delta.invalid": "Please give a number from 0 to 2.",
     "bench.a.label": "Share of the draft a",
     "bench.a.slider": "Share of the draft in the mixture",

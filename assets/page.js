@@ -1,0 +1,20 @@
+// Gradio mounts a page block by block, and each one pushes down what stands below. The page is shown once nothing moves any more.
+
+const STEADY_FRAMES = 4;
+const PATIENCE_MS = 4000; // as in the style: a block that never comes must not hide the others
+const BLOCKS = ['intro', 'ask', 'status', 'settings', 'viewer'];
+
+/** Lift the veil (the style in the page's head) when every block has its place and the last one stays where it is. */
+export function showWhenSteady() {
+  let before = null;
+  let steady = 0;
+  const look = () => {
+    const blocks = BLOCKS.map((id) => document.getElementById(id));
+    const top = blocks.every((block) => block?.offsetHeight) ? blocks.at(-1).getBoundingClientRect().top : null;
+    steady = top !== null && top === before ? steady + 1 : 0;
+    before = top;
+    if (steady < STEADY_FRAMES && performance.now() < PATIENCE_MS) requestAnimationFrame(look);
+    else document.documentElement.dataset.cactus = 'steady';
+  };
+  look();
+}
