@@ -30,7 +30,7 @@ class Recording:
 
 RECORDINGS = (
     Recording("explanation", "Why do leaves turn red and yellow in autumn?", Cactus(0.1), 7),
-    Recording("story", "Write a short story about a lighthouse keeper who finds a map.", Cactus(0.1), 11),
+    Recording("story", "Write a short story about a lighthouse keeper who finds a map.", Cactus(0.1), 8),
     Recording("arithmetic", "A baker sells 12 loaves a day at 3 euros each. How much does she earn in 5 days?", Cactus(0.1), 3),
     Recording("code", "Write a Python function that returns the largest number in a list.", Cactus(0.1), 5),
     Recording("large-delta", "Describe a walk through an old town by the sea.", Cactus(2.0), 11),

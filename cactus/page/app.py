@@ -77,6 +77,8 @@ show();
 WITH_DELTA = "(...inputs) => { inputs[1] = window.cactusViewer ? window.cactusViewer.delta() : inputs[1]; return inputs; }"
 
 stopped: set[str] = set()  # sessions whose visitor pressed Stop
+replaced: set[str] = set()  # those where a recorded run took the place of the live one, which therefore says no more
+generating: set[str] = set()  # those whose run has not ended yet
 
 
 def build(models: Models) -> gr.Blocks:
@@ -168,7 +170,7 @@ def build(models: Models) -> gr.Blocks:
         inputs = [prompt, delta, m, temperature, top_k, top_p, length, seed, chat, pair, bits, *rules]
         controls = [prompt, m, temperature, top_k, top_p, length, seed, chat, pair, bits, recording, left, right]
         values = [control.value for control in controls]
-        generation = start.click(_arm, queue=False, api_visibility="private").then(
+        start.click(_arm, queue=False, api_visibility="private").then(
             _generate(models),
             inputs,
             [viewer, status],
@@ -182,18 +184,21 @@ def build(models: Models) -> gr.Blocks:
             trigger_mode="once",
         )
         stop.click(_halt, queue=False, api_visibility="private")
+
+        def defaults_again(request: gr.Request) -> list:
+            return [*values, _instead(first.name, request), models.status()]
+
         reset.click(
-            lambda: [*values, _recorded(first.name), models.status()],
+            defaults_again,
             None,
             [*controls, viewer, status],
             queue=False,
             show_progress="hidden",
             api_visibility="private",
-            cancels=[generation],  # or its next block would bring the live run back
         ).then(None, js=f"() => window.cactusViewer.setDelta({first.rule.delta})")
-        recording.input(
-            _recorded, recording, viewer, queue=False, show_progress="hidden", api_name="recording", cancels=[generation]
-        ).then(models.status, None, status, queue=False, show_progress="hidden", api_visibility="private")
+        recording.input(_instead, recording, viewer, queue=False, show_progress="hidden", api_name="recording").then(
+            models.status, None, status, queue=False, show_progress="hidden", api_visibility="private"
+        )
         for choice, parameter in ((left, left_parameter), (right, right_parameter)):
             choice.change(_own_parameter, choice, parameter, queue=False, show_progress="hidden", api_visibility="private")
         dice.click(None, None, seed, js="() => Math.floor(Math.random() * 1e6)")
@@ -211,11 +216,23 @@ def build(models: Models) -> gr.Blocks:
 
 
 def _arm(request: gr.Request) -> None:
-    stopped.discard(request.session_hash)
+    for sessions in (stopped, replaced):
+        sessions.discard(request.session_hash)
 
 
 def _halt(request: gr.Request) -> None:
     stopped.add(request.session_hash)
+
+
+def _instead(name: str, request: gr.Request) -> str:
+    """The log of a recorded run, once a live run has ended for it: its next block would bring the live run back."""
+    session = request.session_hash
+    if session in generating:
+        stopped.add(session)
+        replaced.add(session)
+    while session in generating:
+        time.sleep(0.05)
+    return _recorded(name)
 
 
 def _own_parameter(name: str) -> gr.Number:
@@ -242,22 +259,27 @@ def _generate(models: Models) -> Callable:
         request: gr.Request,
     ) -> Iterator[tuple]:  # fmt: skip
         """Run two rules on one prompt; yields the log so far (JSON Lines, see cactus/page/records.py) and a status sentence."""
-        log = gr.skip()
+        log, session = gr.skip(), request.session_hash
+        generating.add(session)
         try:
             wanted = door.request(
                 models, prompt, delta, m, temperature, top_k, top_p, length, seed, chat, pair, bits, left, right, left_parameter,
                 right_parameter,
             )  # fmt: skip
-            for said in _wait(models, wanted, request.session_hash):
+            for said in _wait(models, wanted, session):
                 yield log, said
-            if request.session_hash not in stopped:
-                for log, said in _stream(wanted, request.session_hash):
+            if session not in stopped:
+                for log, said in _stream(wanted, session):
                     yield log, said
+            # The log once more: what is yielded last is what the API returns.
+            yield gr.skip() if session in replaced else log, models.status()
         except (ValueError, RuntimeError) as error:
             yield gr.skip(), models.status()
             # The toast reads markup, and what a visitor can mend is no matter for the server's log.
             raise gr.Error(html.escape(str(error), quote=False), duration=20, print_exception=False) from error
-        yield log, models.status()  # the log once more: what is yielded last is what the API returns
+        finally:
+            for sessions in (generating, stopped, replaced):
+                sessions.discard(session)
 
     return generate
 
@@ -292,6 +314,6 @@ def _stream(wanted: Request, session: str) -> Iterator[tuple]:
         raise
     finally:
         MODEL_THREAD.submit(lines.close).result()
-        if log and not isinstance(sys.exception(), GeneratorExit):
+        if log and session not in replaced and not isinstance(sys.exception(), GeneratorExit):
             log += "".join(end_line(pane, reason, message) + "\n" for pane in running)
             yield log, STRINGS["status.running"]

@@ -1,0 +1,424 @@
+"""The page without any model: what a visitor sees, counts, moves, opens and copies on recorded runs."""
+
+import json
+from collections import Counter
+from urllib.parse import urlparse
+
+import pytest
+
+from cactus import recordings
+from cactus.page.strings import STRINGS
+from cactus.replay import Replay
+from cactus.rules import Cactus
+from cactus.trace import OUTCOMES
+
+pytestmark = pytest.mark.browser
+
+FIRST = next(recording for recording in recordings.RECORDINGS if recording.name == "story")
+RUN_DELTA = FIRST.rule.delta
+OVERLAYS = {"would_accept": "accept", "would_reject": "reject", "would_discard": "discard"}
+VERDICTS = {"accepted": "accept", "rescued": "accept", "rejected": "reject", "discarded": "discard"}
+CONTRAST = 4.5  # WCAG AA for text
+
+
+def traces(recording):
+    """SpS and the other rule."""
+    return recordings.read(recording.path)[:2]
+
+
+def outcomes(trace):
+    """Outcome to number of tokens."""
+    return Counter(token.outcome for round in trace.rounds for token in (*round.drafted, round.replacement) if token)
+
+
+def without_special(trace):
+    """The generated text as a reader wants it."""
+    return trace.text.replace("<|im_end|>", "")
+
+
+def overlays(trace, delta):
+    """Verdict to number of drafted tokens that get it at `delta` and had another in the run: the critical deltas decide, and
+    nothing behind a block's first rejection is judged."""
+    replay = Replay(trace.rounds, trace.eos_ids)
+    critical, changed = iter(replay.critical_deltas()), Counter()
+    for block in replay.blocks:
+        verdict = "accept"
+        for token in block:
+            edge = next(critical)
+            kept = token.u * token.p < token.q or (edge is not None and delta > edge)
+            verdict = ("accept" if kept else "reject") if verdict == "accept" else "discard"
+            changed[verdict] += token.outcome != "cut" and verdict != VERDICTS[token.outcome]
+    return changed
+
+
+def curve_values(trace, delta):
+    """Expected acceptance length and mean KL(h_alg‖q) of Cactus at `delta` at the contexts of `trace`."""
+    replay, rules = Replay(trace.rounds, trace.eos_ids), [Cactus(delta)]
+    return replay.expected_lengths(rules).mean().item(), replay.divergence(rules)[0, replay.judged].mean().item()
+
+
+def number(text):
+    return float(text.replace("≈", "").strip())
+
+
+def significant(x):
+    """A number as the page writes it, to three digits."""
+    return 0 if abs(x) < 1e-9 else float(f"{x:.3g}")
+
+
+def test_recorded_run_is_there_without_a_click_and_says_so(visit, offline_server):
+    page = visit(offline_server.url)
+    page.wait_for_status("No models")
+    assert page.page.locator(".badge").inner_text() == STRINGS["run.recorded"]
+    assert page.token_texts(0) and page.token_texts(1)
+    assert page.page.locator(".prompt-text").inner_text() == FIRST.prompt
+    page.page.locator(".plot .main-svg").first.wait_for()
+    assert page.complaints == []
+
+
+def test_page_needs_no_other_host(visit, offline_server):
+    page = visit(offline_server.url)
+    page.page.locator(".plot .main-svg").first.wait_for()
+    assert {urlparse(url).netloc for url in page.asked} - {""} == {urlparse(offline_server.url).netloc}
+
+
+def test_generate_without_models_says_why_and_breaks_nothing(visit, offline_server):
+    page = visit(offline_server.url)
+    page.wait_for_status("No models")
+    reason = page.status()
+    assert "could not be downloaded" in reason and "\n" not in reason
+    before = page.text(0)
+    page.page.locator("#generate").click()
+    toast = page.page.locator(".toast-body")
+    toast.wait_for()
+    assert "could not be downloaded" in toast.inner_text()
+    assert "Traceback" not in page.page.locator("body").inner_text()
+    page.wait_for_status("No models")
+    assert page.text(0) == before
+    page.type_delta(1)
+    assert page.legend()["would_accept"][0] == overlays(traces(FIRST)[0], 1)["accept"]
+    assert page.complaints == []
+
+
+@pytest.mark.parametrize("recording", recordings.RECORDINGS, ids=lambda recording: recording.name)
+def test_every_recording_shows_what_its_file_holds(visit, offline_server, recording):
+    """Class counts of the legend = token elements = the file; the text of each pane is the text of its trace."""
+    page = visit(offline_server.url)
+    if recording != FIRST:
+        page.open_settings()
+        page.choose_recording(recording.name)
+    legend = page.legend()
+    for at, trace in enumerate(traces(recording)):
+        expected = outcomes(trace)
+        assert {name: legend[name][at] for name in OUTCOMES} == {name: expected[name] for name in OUTCOMES}
+        assert {name: len(page.token_texts(at, name)) for name in OUTCOMES} == {name: expected[name] for name in OUTCOMES}
+        assert page.text(at) == without_special(trace)
+        totals = page.page.locator("section.legend .total .counts span").nth(at)
+        assert int(totals.inner_text()) == sum(expected.values())
+    assert page.complaints == []
+
+
+def test_keyboard_moves_delta_and_zero_is_sps(visit, offline_server):
+    page = visit(offline_server.url)
+    slider = page.viewer.get_by_label(STRINGS["delta.slider"])
+    slider.focus()
+    page.page.keyboard.press("Home")
+    page.settle()
+    assert page.viewer.locator(".sentence").inner_text() == STRINGS["delta.zero"]
+    assert slider.get_attribute("aria-valuetext") == "δ = 0"
+    assert page.legend()["would_accept"] == [0, 0]
+    cactus = traces(FIRST)[1]
+    assert page.legend()["would_reject"][1] == overlays(cactus, 0)["reject"] > 0
+
+    page.page.keyboard.press("End")
+    page.page.keyboard.press("ArrowLeft")
+    page.settle()
+    assert slider.get_attribute("aria-valuetext") == "δ = 1.5"
+    assert page.legend()["would_accept"] == [overlays(trace, 1.5)["accept"] for trace in traces(FIRST)]
+    assert page.complaints == []
+
+
+@pytest.mark.parametrize("delta", [0, 0.02, 0.0137, RUN_DELTA, 0.5, 2])
+def test_any_delta_rejudges_like_the_trace(visit, offline_server, delta):
+    """Counts, marked tokens and the values of both curves, on the grid and between its points, against Replay."""
+    page = visit(offline_server.url)
+    page.page.locator(".plot .main-svg").nth(1).wait_for()
+    page.type_delta(delta)
+    legend, both = page.legend(), traces(FIRST)
+    for at, trace in enumerate(both):
+        expected = overlays(trace, delta)
+        assert {name: legend[name][at] for name in OVERLAYS} == {name: expected[verdict] for name, verdict in OVERLAYS.items()}
+        assert {name: len(page.token_texts(at, name)) for name in OVERLAYS} == {name: legend[name][at] for name in OVERLAYS}
+    length, divergence = curve_values(both[0], delta)
+    on_grid = delta != 0.0137
+    here = [page.viewer.locator(f".plot-dot.{name} span").inner_text() for name in ("al", "kl")]
+    assert number(here[0]) == pytest.approx(length, abs=0.0051 if on_grid else 0.02)
+    assert number(here[1]) == pytest.approx(divergence, rel=0.051 if on_grid else 0.1)
+    assert ("≈" in here[0]) == (not on_grid)
+
+
+def test_curves_are_the_trace_replayed_at_every_delta(visit, offline_server):
+    page = visit(offline_server.url)
+    page.page.locator(".plot .main-svg").nth(1).wait_for()
+    drawn = page.page.evaluate("[...document.querySelectorAll('.plot')].slice(0, 2).map((plot) => ({...plot.data[0]}))")
+    sps = traces(FIRST)[0]
+    for at in range(2):
+        expected = [curve_values(sps, float(delta))[at] for delta in drawn[at]["text"]]
+        assert drawn[at]["y"] == pytest.approx(expected, rel=1e-5, abs=1e-9)
+    heights = page.page.locator(".plot").evaluate_all("(plots) => plots.map((plot) => plot.clientHeight)")
+    assert min(heights) > 150
+
+
+@pytest.mark.parametrize("typed", ["3", "-0.1", ""])
+def test_a_delta_out_of_range_gets_a_sentence_and_changes_nothing(visit, offline_server, typed):
+    page = visit(offline_server.url)
+    before = page.legend()
+    page.type_delta(typed)
+    assert page.page.locator("#cactus-delta-message").inner_text() == STRINGS["delta.invalid"]
+    assert page.legend() == before
+    assert page.page.evaluate("cactusViewer.delta()") == RUN_DELTA
+
+
+def element_of(page, at, trace, token):
+    """The element of a drafted token."""
+    alike = [other for other in trace.drafted if other.outcome == token.outcome]
+    return page.pane(at).locator(f".token.{token.outcome}").nth(alike.index(token))
+
+
+# Which token, and how the sentence about it ends.
+VERDICT_SENTENCES = {
+    "accepted": (lambda token: token.outcome == "accepted", "SpS would keep it as well."),
+    "rescued": (lambda token: token.outcome == "rescued", "kept only thanks to δ."),
+    "rejected": (lambda token: token.outcome == "rejected" and token.q > 0, ": rejected."),
+    "impossible": (lambda token: token.outcome == "rejected" and token.q == 0, "so γ = 0 and it is rejected."),
+}
+
+
+@pytest.mark.parametrize("case", VERDICT_SENTENCES)
+@pytest.mark.parametrize("by", ["click", "Enter"])
+def test_a_token_opens_with_the_numbers_of_its_verdict(visit, offline_server, case, by):
+    page = visit(offline_server.url)
+    trace = traces(FIRST)[1]
+    wanted, ending = VERDICT_SENTENCES[case]
+    token = next(filter(wanted, trace.drafted))
+    element = element_of(page, 1, trace, token)
+    if by == "click":
+        element.click()
+    else:
+        element.focus()
+        page.page.keyboard.press("Enter")
+    detail = page.viewer.locator(".detail")
+    figures = dict(zip(detail.locator("dt").all_inner_texts(), map(float, detail.locator("dd").all_inner_texts()), strict=True))
+    expected = {"p": token.p, "q": token.q, "γ": token.gamma, "φ": token.phi, "u": token.u}
+    assert figures == {name: significant(value) for name, value in expected.items()}
+    assert detail.locator(".verdict").inner_text().endswith(ending)
+    assert detail.locator(".big-token").inner_text().strip(" ·") == token.piece.text.strip()
+
+    page.page.keyboard.press("Escape")
+    assert page.viewer.locator(".detail.open").count() == 0
+    assert element.evaluate("(token) => token === document.activeElement")
+    assert page.complaints == []
+
+
+def test_columns_of_the_detail_sum_to_one(visit, offline_server):
+    page = visit(offline_server.url)
+    for outcome in ("accepted", "rescued", "rejected", "resampled", "bonus"):
+        page.pane(1).locator(f".token.{outcome}").first.click()
+        sums = page.viewer.locator(".detail tfoot td").all_inner_texts()
+        assert set(sums) - {"–"} == {"1.000"}
+
+
+def test_detail_follows_delta(visit, offline_server):
+    """A rejected token with a critical delta: rejected just below it, accepted just above it."""
+    page = visit(offline_server.url)
+    trace = traces(FIRST)[1]
+    replay = Replay(trace.rounds, trace.eos_ids)
+    token, edge = next(
+        (token, edge)
+        for token, edge in zip(replay.tokens, replay.critical_deltas(), strict=True)
+        if token.outcome == "rejected" and edge and edge < 1.9
+    )
+    element_of(page, 1, trace, token).click()
+    for delta, words in ((edge * 0.99, "would reject it"), (edge * 1.01, "would accept it")):
+        page.type_delta(f"{delta:.9f}")
+        assert words in page.viewer.locator(".detail-body").inner_text()
+
+
+def test_arrows_move_within_a_pane_which_is_one_tab_stop(visit, offline_server):
+    page = visit(offline_server.url)
+    stops = page.page.locator(".tokens").evaluate_all(
+        "(lists) => lists.map((list) => list.querySelectorAll('[tabindex=\"0\"]').length)"
+    )
+    assert stops == [1, 1]
+    shown = page.pane(0).locator(".token:visible")
+    shown.first.focus()
+    visited = []
+    for key in ("ArrowRight", "ArrowRight", "ArrowLeft", "End", "Home", "ArrowDown", "ArrowUp"):
+        page.page.keyboard.press(key)
+        visited.append(shown.evaluate_all("(tokens) => tokens.indexOf(document.activeElement)"))
+    second_block = page.pane(0).locator(".block").first.locator(".token:visible").count()
+    assert visited == [1, 2, 1, shown.count() - 1, 0, second_block, 0]
+    page.page.keyboard.press("ArrowRight")
+    page.page.keyboard.press("Tab")
+    assert not page.pane(0).locator(".tokens").evaluate("(list) => list.contains(document.activeElement)")
+    page.page.keyboard.press("Shift+Tab")
+    assert shown.nth(1).evaluate("(token) => token === document.activeElement")
+
+
+def test_every_token_has_a_name_for_screen_readers(visit, offline_server):
+    page = visit(offline_server.url)
+    labels = page.page.locator(".tokens .token").evaluate_all("(tokens) => tokens.map((token) => token.getAttribute('aria-label'))")
+    assert all(label.startswith("token ") and "{" not in label for label in labels)
+    rejected = page.pane(0).locator(".token.rejected").first.get_attribute("aria-label")
+    assert STRINGS["class.rejected"] in rejected and ", p " in rejected and ", q " in rejected
+
+
+def test_pointing_at_a_token_marks_the_same_place_in_the_other_pane(visit, offline_server):
+    page = visit(offline_server.url)
+    page.pane(0).locator(".token:visible").nth(8).hover()
+    linked = page.page.locator(".token.linked").evaluate_all(
+        "(tokens) => tokens.map((t) => t.getAttribute('aria-label').split(' ')[1])"
+    )
+    assert len(linked) >= 2 and len(set(linked)) == 1
+    page.page.locator("h1").hover()
+    assert page.page.locator(".token.linked").count() == 0
+
+
+def test_discarded_drafts_show_on_request(visit, offline_server):
+    page = visit(offline_server.url)
+    discarded = page.pane(0).locator(".token.discarded")
+    assert discarded.count() > 0 and discarded.locator("visible=true").count() == 0
+    page.viewer.get_by_label(STRINGS["legend.show_discarded"]).check()
+    assert discarded.locator("visible=true").count() == discarded.count()
+
+
+def test_copy_button_and_copied_selection_give_exactly_the_text(visit, offline_server):
+    page = visit(offline_server.url, permissions=["clipboard-read", "clipboard-write"])
+    for at, trace in enumerate(traces(FIRST)):
+        page.pane(at).locator(".copy").click()
+        assert page.page.evaluate("navigator.clipboard.readText()") == without_special(trace)
+        page.page.evaluate("navigator.clipboard.writeText('')")
+        page.pane(at).locator(".tokens").evaluate("(list) => getSelection().selectAllChildren(list)")
+        page.page.keyboard.press("Control+C")
+        assert page.page.evaluate("navigator.clipboard.readText()") == without_special(trace)
+
+
+def test_dragging_over_a_part_copies_the_generated_text_under_it(visit, offline_server):
+    """From the middle of one token to the middle of another some lines below, over rejected tokens and their replacements."""
+    page = visit(offline_server.url, permissions=["clipboard-read", "clipboard-write"])
+    kept = page.kept(0)
+    text = kept.all_text_contents()
+    kept.nth(2).evaluate("(token) => token.scrollIntoView({ block: 'center' })")
+    start, end = kept.nth(2).bounding_box(), kept.nth(40).bounding_box()
+    page.page.mouse.move(start["x"] + start["width"] / 2, start["y"] + start["height"] / 2)
+    page.page.mouse.down()
+    page.page.mouse.move(end["x"] + end["width"] / 2, end["y"] + end["height"] / 2, steps=8)
+    page.page.mouse.up()
+    page.page.keyboard.press("Control+C")
+    copied = page.page.evaluate("navigator.clipboard.readText()")
+    before = "".join(text).index(copied)
+    assert len("".join(text[:2])) <= before <= len("".join(text[:3]))
+    assert len("".join(text[:40])) <= before + len(copied) <= len("".join(text[:41]))
+
+
+def test_phone_has_no_sideways_scroll_and_stacks_the_panes(visit, offline_server):
+    page = visit(offline_server.url, viewport={"width": 390, "height": 844}, has_touch=True, is_mobile=True)
+    page.page.locator(".plot .main-svg").first.wait_for()
+    page.open_settings()
+    width = page.page.evaluate("[document.documentElement.scrollWidth, innerWidth]")
+    assert width[0] <= width[1] == 390
+    first, second = page.pane(0).bounding_box(), page.pane(1).bounding_box()
+    assert second["y"] >= first["y"] + first["height"] and first["x"] == second["x"]
+    page.pane(0).locator(".token.rejected").first.tap()
+    sheet = page.viewer.locator(".detail.open").bounding_box()
+    assert sheet["x"] >= 0 and sheet["x"] + sheet["width"] <= 390
+    assert sheet["y"] + sheet["height"] == pytest.approx(844, abs=1)
+    assert page.page.evaluate("document.documentElement.scrollWidth") <= 390
+    thumb = page.viewer.locator(".slider").evaluate("(slider) => getComputedStyle(slider).getPropertyValue('--thumb')")
+    assert thumb.strip() == "44px"
+    assert page.complaints == []
+
+
+@pytest.mark.parametrize("theme", ["light", "dark"])
+def test_token_text_has_contrast(visit, offline_server, theme):
+    """Text of every shown class, as marked at another delta too, against all the grounds that lie under it."""
+    page = visit(f"{offline_server.url}?__theme={theme}")
+    assert page.page.evaluate("document.body.classList.contains('dark')") == (theme == "dark")
+    page.viewer.get_by_label(STRINGS["legend.show_discarded"]).check()
+    page.type_delta(1)
+    ratios = page.page.evaluate(CONTRASTS)
+    assert set(ratios) >= {"accepted", "rescued", "rejected", "resampled", "bonus", "discarded"}
+    assert min(ratios.values()) >= CONTRAST, json.dumps(ratios)
+
+
+# A canvas blends and reads every colour syntax a style may come in.
+CONTRASTS = """() => {
+  const context = Object.assign(document.createElement('canvas'), {width: 1, height: 1}).getContext('2d', {willReadFrequently: true});
+  const paint = (colour) => { context.fillStyle = colour; context.fillRect(0, 0, 1, 1); };
+  const luminance = () => {
+    const [r, g, b] = [...context.getImageData(0, 0, 1, 1).data].map((byte) => byte / 255)
+      .map((x) => (x <= 0.04045 ? x / 12.92 : ((x + 0.055) / 1.055) ** 2.4));
+    return 0.2126 * r + 0.7152 * g + 0.0722 * b;
+  };
+  const contrast = (element) => {
+    const grounds = [];
+    for (let at = element; at; at = at.parentElement) grounds.unshift(getComputedStyle(at).backgroundColor);
+    paint('white');
+    grounds.forEach(paint);
+    const below = luminance();
+    paint(getComputedStyle(element).color);
+    const ink = luminance();
+    return (Math.max(ink, below) + 0.05) / (Math.min(ink, below) + 0.05);
+  };
+  const least = {};
+  for (const token of document.querySelectorAll('.tokens .token')) {
+    for (const name of [...token.classList].slice(1)) least[name] = Math.min(least[name] ?? Infinity, contrast(token));
+  }
+  return least;
+}"""
+
+
+def test_reduced_motion_is_respected(visit, offline_server):
+    page = visit(offline_server.url, reduced_motion="reduce")
+    moving = page.page.locator(".tokens .token").evaluate_all(
+        "(tokens) => tokens.filter((token) => parseFloat(getComputedStyle(token).transitionDuration) > 0).length"
+    )
+    assert moving == 0
+    page.type_delta(1)
+    assert page.complaints == []
+
+
+def test_reset_brings_every_default_back(visit, offline_server):
+    page = visit(offline_server.url)
+    page.open_settings()
+    controls = "prompt", "m", "length", "seed", "temperature", "top_k", "top_p"
+    fields = {name: page.page.locator(f"#{name} textarea, #{name} input[type=number]").first for name in controls}
+    chosen = "#bits input:checked, #chat input:checked"
+
+    def state():
+        radios = page.page.locator(chosen).evaluate_all("(inputs) => inputs.map((input) => input.value)")
+        recording = page.page.locator("#recording input").input_value()
+        return (
+            {name: field.input_value() for name, field in fields.items()},
+            radios,
+            recording,
+            page.text(0),
+            page.text(1),
+            page.legend(),
+        )
+
+    before = state()
+    for name in controls:
+        page.set(name, "Another prompt" if name == "prompt" else "1")
+    page.page.locator("#chat input").nth(1).check()
+    page.page.locator("#bits input").first.check()
+    page.choose_recording("code")
+    page.type_delta(1.5)
+    assert all(now != then for now, then in zip(state(), before, strict=True))
+
+    page.page.locator("#reset").click()
+    page.page.wait_for_function("(text) => document.querySelector('.prompt-text').textContent === text", arg=FIRST.prompt)
+    page.page.wait_for_function("(delta) => cactusViewer.delta() === delta", arg=RUN_DELTA)
+    page.settle()
+    assert state() == before
+    assert page.complaints == []
