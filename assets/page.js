@@ -18,3 +18,16 @@ export function showWhenSteady() {
   };
   look();
 }
+
+/** An accordion that is closed would hide the sentence at a field that was refused: open it when one appears. */
+export function openForErrors(id) {
+  const accordion = document.getElementById(id);
+  if (!accordion) {
+    requestAnimationFrame(() => openForErrors(id));
+    return;
+  }
+  new MutationObserver(() => {
+    const refused = accordion.querySelector('.validation-error');
+    if (refused && !refused.offsetParent) accordion.querySelector('button').click();
+  }).observe(accordion, { childList: true, subtree: true });
+}

@@ -587,10 +587,11 @@ function createViewer(root, t) {
     delete root.dataset.pinned;
     root.style.setProperty('--kl-top', highest);
     root.replaceChildren(
-      sourceLine(log.run, t), invitation.node, promptBox(log.run, t), parts.control.node, parts.legend.node, parts.status,
+      sourceLine(log.run, t), invitation.node, promptBox(log.run, t), parts.control.node, parts.status,
       make('div', { class: 'work' },
         make('div', { class: 'main' },
-          make('div', { class: 'panes' }, ...views.map((view) => view.node)), parts.difference, parts.comparison.node, parts.steps),
+          make('div', { class: 'panes' }, ...views.map((view) => view.node)), parts.legend.node, parts.difference,
+          parts.comparison.node, parts.steps),
         detail.node),
       plots.node, ...(tour?.nodes ?? []),
     );

@@ -13,6 +13,7 @@ import hashlib
 import importlib.util
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -180,7 +181,8 @@ def _last_words(output: str) -> str:
     """Why pip gave up. Without a network its last line says only that no version matches; a warning before says why."""
     lines = [line.strip() for line in output.splitlines() if line.strip()] or ["no reason given"]
     broken = [line.partition(" after ")[2] for line in lines if " after connection broken by " in line]
-    return broken[-1] if broken and "No matching distribution" in lines[-1] else lines[-1].removeprefix("ERROR: ")
+    words = broken[-1] if broken and "No matching distribution" in lines[-1] else lines[-1].removeprefix("ERROR: ")
+    return re.sub(r"<[\w.]+ object at 0x\w+>:? ?", "", words)  # pip prints connections as Python does
 
 
 def _megabytes(size: int) -> str:

@@ -41,6 +41,7 @@ SCRIPTS = [*FIRST_SCRIPTS, ASSETS / "bench.js"]
 STYLES = [ASSETS / "viewer.css", ASSETS / "bench.css"]
 FIRST_RECORDING = "story"
 QUEUE = 16
+FOLDER = f"gradio_api/file={ASSETS}/"
 
 # Hidden until assets/page.js finds it steady; after four seconds it shows in any case.
 VEIL = (
@@ -72,6 +73,7 @@ const line = element.querySelector('p');
 const show = () => { line.textContent = props.value || ''; };
 watch('value', show);
 show();
+import(new URL(props.folder + 'page.js', document.baseURI)).then((page) => page.openForErrors('settings'));
 """
 # The delta control lives in the viewer, so that moving it needs no server; Generate takes its value along.
 WITH_DELTA = "(...inputs) => { inputs[1] = window.cactusViewer ? window.cactusViewer.delta() : inputs[1]; return inputs; }"
@@ -105,6 +107,7 @@ def build(models: Models) -> gr.Blocks:
             js_on_load=STATUS,
             elem_id="status",
             min_height=24,
+            folder=FOLDER,
         )
         with gr.Accordion(STRINGS["control.settings"], open=False, elem_id="settings"):
             with gr.Row():
@@ -153,7 +156,7 @@ def build(models: Models) -> gr.Blocks:
             apply_default_css=False,
             elem_id="viewer",
             strings=STRINGS,
-            folder=f"gradio_api/file={ASSETS}/",
+            folder=FOLDER,
         )
         gr.HTML(
             html_template='<div class="cactus-bench"></div>',
@@ -163,7 +166,7 @@ def build(models: Models) -> gr.Blocks:
             min_height=600,
             strings=STRINGS,
             grid=list(GRID),
-            folder=f"gradio_api/file={ASSETS}/",
+            folder=FOLDER,
         )
 
         rules = [left, right, left_parameter, right_parameter]
