@@ -2,7 +2,7 @@
 
 import os
 
-SPINS = "10000"
+SPINS = "2000"
 
 
 def settle() -> None:

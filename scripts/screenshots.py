@@ -23,6 +23,7 @@ def main() -> None:
             phone(browser, server.url, folder / "phone.png")
             dark(browser, server.url, folder / "dark.png")
             detail(browser, server.url, folder / "detail.png")
+            tour(browser, server.url, folder / "tour.png")
     for picture in sorted(folder.glob("*.png")):
         print(f"{picture}: {picture.stat().st_size / 1e3:.0f} kB")
 
@@ -64,6 +65,15 @@ def detail(browser: Browser, url: str, path: Path) -> None:
     page = opened(browser, url, height=1400)
     page.locator(".pane").nth(1).locator(".token.rescued").first.click()
     page.locator(".detail").screenshot(path=path)
+
+
+def tour(browser: Browser, url: str, path: Path) -> None:
+    """The fourth step of the tour: what δ does to one rejected token."""
+    page = opened(browser, url)
+    page.locator(".tour-start").click()
+    for _ in range(3):
+        page.locator(".tour-next").click()
+    page.screenshot(path=path)
 
 
 if __name__ == "__main__":

@@ -153,7 +153,7 @@ def test_reduced_motion_steps_without_animation(visit, offline_server):
     page.page.locator(".play").click()
     page.page.wait_for_function("() => document.querySelector('.step-place').textContent.includes('pass 2 of')")
     assert page.page.locator(".told").inner_text().startswith("drafted ")
-    assert page.page.locator(".card:not(.bonus-card):not(.proposed)").count() == 0
+    assert page.page.locator(".cactus-viewer .card:not(.bonus-card):not(.proposed)").count() == 0
     page.page.locator(".play").click()
 
 
