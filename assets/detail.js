@@ -121,6 +121,11 @@ function guarantee(token, pane, t) {
   if (known(token.kl)) {
     const limit = known(token.klp) ? significant(token.klp) : t('guarantee.infinite');
     lines.push(t('guarantee.position', { kl: significant(token.kl), limit }));
+    if (known(token.cert)) lines.push(t('guarantee.certificate', { bound: significant(token.cert) }));
+  }
+  if (token.grow) {
+    const [small, middle, large, largest] = token.grow.map(significant);
+    lines.push(t('guarantee.growth', { small, middle, large, largest }));
   }
   if (known(token.klh) && pane.delta > 0) {
     const values = { klh: significant(token.klh), delta: deltaText(pane.delta) };

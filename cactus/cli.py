@@ -12,11 +12,12 @@ from pathlib import Path
 
 from cactus import embedded, pairs, recordings
 from cactus.decoding import run
+from cactus.divergences import DIVERGENCES
 from cactus.metrics import summary
 from cactus.replay import Outlook, Replay, auto_delta, frontier, optimum_curve, outlook
 from cactus.rules import TAS, Cactus, Rule, SpS
 from cactus.sampling import Sampling
-from cactus.trace import MAX_DRAFT_TOKENS, DraftedToken, Replacement, Round, Settings, Trace, rule_to_json
+from cactus.trace import MAX_DRAFT_TOKENS, RULES, DraftedToken, Replacement, Round, Settings, Trace, rule_to_json
 
 log = logging.getLogger("cactus")
 
@@ -55,8 +56,10 @@ def _parser() -> argparse.ArgumentParser:
     generate = commands.add_parser("generate", help="generate text and show what became of every token")
     generate.add_argument("prompt")
     generate.add_argument(
-        "--rule", choices=("sps", "cactus", "tas", "verifier"), default="cactus", help="verifier: no draft at all"
+        "--rule", choices=(*RULES, "verifier"), default="cactus", help="verifier: no draft at all (default cactus)"
     )
+    generate.add_argument("--parameter", type=float, help="of tas (epsilon), interpolation, topk, lenience, mentored or fuzzy")
+    generate.add_argument("--divergence", choices=DIVERGENCES, default="kl", help="what delta limits (default kl)")
     generate.add_argument("--delta", type=float, default=0.1, help="divergence budget of Cactus (default 0.1; 0 is SpS)")
     generate.add_argument(
         "--solver", choices=("taylor", "exact"), default="taylor", help="how gamma meets the budget (default taylor)"
@@ -114,7 +117,15 @@ def load_pair(args: argparse.Namespace) -> pairs.Pair:
 
 
 def _rule(args: argparse.Namespace) -> Rule:
-    return {"cactus": lambda: Cactus(args.delta, args.solver), "tas": TAS}.get(args.rule, SpS)()
+    if args.rule == "cactus":
+        return Cactus(args.delta, args.solver, args.divergence)
+    if args.rule in ("sps", "verifier"):
+        return SpS()
+    if args.rule == "tas":
+        return TAS() if args.parameter is None else TAS(args.parameter, math.sqrt(max(args.parameter, 0.0)))
+    if args.parameter is None:
+        raise ValueError(f"--rule {args.rule} needs its --parameter.")
+    return RULES[args.rule](args.parameter)
 
 
 def _generate(args: argparse.Namespace) -> None:

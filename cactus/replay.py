@@ -111,7 +111,8 @@ class Replay:
 class Outlook:
     """What a rule would do at the recorded contexts: means over judged positions, but expected_al over verifier passes.
 
-    acceptance: Σ min(p, gamma); kl, tv: of h_alg from q; entropy: of h_alg, entropy_q: of q, all in nats but tv; rescued and lost:
+    acceptance: Σ min(p, gamma); kl, tv: of h_alg from q; own: the divergence that the rule's delta limits (kl where it names none);
+    entropy: of h_alg, entropy_q: of q, all in nats but tv; rescued and lost:
     judged tokens that the same draws would accept although they were rejected, or reject although they were kept.
     """
 
@@ -120,6 +121,7 @@ class Outlook:
     expected_al: float
     kl: float
     tv: float
+    own: float
     entropy: float
     entropy_q: float
     rescued: int
@@ -138,6 +140,9 @@ def outlook(trace: Trace, rules: Sequence[Rule]) -> list[Outlook]:
         replay.expected_lengths(rules).mean(-1),
         kl(h, q).mean(-1),
         DIVERGENCES["tv"].between(h, q).mean(-1),
+        torch.stack(
+            [DIVERGENCES[getattr(rule, "divergence", "kl")].between(one, q).mean() for rule, one in zip(rules, h, strict=True)]
+        ),
         entropy(h).mean(-1),
         entropy(q).mean().expand(len(rules)),
         (accepted & ~kept & judged).sum(-1),

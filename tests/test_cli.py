@@ -67,6 +67,14 @@ def test_control_characters_cannot_drive_the_terminal():
     assert cli._printable("a\x1b[31mb\tc\nd é😀") == "a\ufffd[31mb\tc\nd é😀"
 
 
+def test_other_rules_and_divergences(loaded, capsys):
+    for arguments in (["--rule", "lenience", "--parameter", "0.5"], ["--solver", "exact", "--divergence", "js"]):
+        cli.main(["generate", "Name three fruits.", "--json", *SHORT, *arguments])
+        (trace,) = read_traces(capsys.readouterr().out.splitlines())
+        assert len(trace.ids) == 12
+        assert arguments[1] in (trace.rule.name, getattr(trace.rule, "solver", None))
+
+
 def test_verifier_alone(loaded, capsys):
     cli.main(["generate", "Name three fruits.", "--rule", "verifier", "--json", *SHORT])
     (trace,) = read_traces(capsys.readouterr().out.splitlines())
@@ -87,6 +95,9 @@ def test_verifier_alone(loaded, capsys):
         (["hi", "--max-new-tokens", "0"], "length must be at least 1"),
         (["hi", "--seed", "-4"], "seed must be a whole number"),
         (["hi", "--draft", "somewhere"], "need --verifier"),
+        (["hi", "--rule", "lenience"], "--rule lenience needs its --parameter"),
+        (["hi", "--rule", "topk", "--parameter", "0"], "k must be a whole number from 1"),
+        (["hi", "--divergence", "tv"], "tv has no Taylor form"),
         (["hi", "--bits", "9"], "bits must be a whole number from 3 to 8"),
     ],
 )

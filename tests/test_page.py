@@ -241,8 +241,9 @@ def test_alternatives_are_what_the_decoder_drew():
                 if token["c"] == "rejected" and token["alt"]:
                     assert token["alt"][0] == record["emitted"]["id"]
                 assert token["klh"] is not None or token["c"] in ("cut",)
-                if token["kl"] is not None and token["klp"] is not None:
-                    assert token["kl"] <= token["klp"] + 1e-6
+                if token["kl"] is not None:
+                    assert token["kl"] <= min(token["cert"], token["klp"] or math.inf) + 1e-6
+                    assert token["grow"] == sorted(token["grow"])
 
 
 def test_log_agrees_with_trace_and_metrics():

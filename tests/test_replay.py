@@ -155,6 +155,12 @@ def test_one_price_for_a_nat_beats_equal_budgets(trace):
         assert shared >= equal.acceptance - 1e-6
 
 
+def test_a_rule_is_measured_in_its_own_divergence_too(trace):
+    js, kl_rule = outlook(trace, [Cactus(0.05, "exact", "js"), Cactus(0.05)])
+    assert 0 < js.own < js.kl
+    assert kl_rule.own == pytest.approx(kl_rule.kl, abs=1e-9)
+
+
 def test_auto_delta_meets_the_wish(trace):
     for budget in (0.001, 0.02, 0.1):
         delta = auto_delta(trace, kl_budget=budget)

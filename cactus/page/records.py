@@ -20,6 +20,8 @@ from cactus.sampling import REPLACE, draw, run_key, uniform
 from cactus.trace import DraftedToken, Piece, Round, Row, Trace
 
 TOP = 8  # tokens of a row that the detail shows
+GROWTH = (0.01, 0.1, 0.5, 2.0)  # budgets at which a token's detail shows the divergence of its position
+GROWTH_RULES = tuple(Cactus(delta) for delta in GROWTH)
 GRID_RULES = tuple(Cactus(delta) for delta in GRID)
 
 
@@ -46,6 +48,7 @@ def run_line(traces: Sequence[Trace], live: bool) -> str:
         "source": f"{about['date'][:10]} · verifier: {about['verifier']} · draft: {about['draft']} · {about['device']}",
         "panes": [described(trace.rule) for trace in traces],
         "grid": GRID,
+        "growth": GROWTH,
         "prompt": traces[0].prompt,
         "settings": {
             "temperature": sampling.temperature,
@@ -98,11 +101,18 @@ class Pane:
         self.figures.append(figures(round, self.trace.rule, self.trace.eos_ids))
         replay = Replay([round], self.trace.eos_ids)
         rule, key = self.trace.rule, run_key(self.trace.settings.seed, self.trace.settings.prompt_id)
+        columns = (
+            replay.critical_deltas(),
+            replay.limits().tolist(),
+            self._costs(replay),
+            self._certificates(replay),
+            replay.divergence(GROWTH_RULES).T.tolist(),
+        )
         extras = [
-            {"dc": critical, "klp": _round(limit), "klh": _round(cost)}
-            for critical, limit, cost in zip(replay.critical_deltas(), replay.limits().tolist(), self._costs(replay), strict=True)
+            {"dc": dc, "klp": _round(limit), "klh": _round(cost), "cert": _round(bound), "grow": [_round(kl) for kl in growth]}
+            for dc, limit, cost, bound, growth in zip(*columns, strict=True)
         ]
-        behind_end = {"dc": None, "klp": None, "klh": None}
+        behind_end = {"dc": None, "klp": None, "klh": None, "cert": None, "grow": None}
         kls = iter(self.figures[-1].kls)
         return _dump({
             "k": "round",
@@ -123,6 +133,11 @@ class Pane:
             return [None] * len(replay.tokens)
         gamma = torch.tensor([token.gamma for token in replay.tokens], dtype=torch.float64)
         return KL.binary(gamma, replay.q).tolist()
+
+    def _certificates(self, replay: Replay) -> list[float | None]:
+        """What KL(h_alg ‖ q) can never pass at each position, for rules that have such a bound."""
+        rule = self.trace.rule
+        return replay.certificates(rule).tolist() if isinstance(rule, SpS) else [None] * len(replay.tokens)
 
 
 def end_line(pane: int, reason: str, message: str | None = None) -> str:

@@ -320,6 +320,9 @@ STRINGS = {
     "worth it is yours to judge.",
     # what is guaranteed, in the detail of a token
     "guarantee.position": "What comes out here: KL(h_alg‖q) = {kl} nats, and never more than KL(p‖q) = {limit}.",
+    "guarantee.certificate": "Its certificate: KL(h_alg‖q) ≤ Σ h_alg ln(γ/q) = {bound} nats.",
+    "guarantee.growth": "At this position Cactus would spend {small} nats at δ = 0.01, {middle} at 0.1, {large} at 0.5 and {largest} at 2: "
+    "it never falls as δ grows.",
     "guarantee.infinite": "∞ (the draft has mass on tokens that the verifier's filters cut, so this bounds nothing)",
     "guarantee.taylor": "This token's own target: KL(h‖q) = {klh} nats, {within} δ = {delta}. What the Taylor rule "
     "guarantees is KL(h‖q) ≤ ln(1+2δ) = {bound}.",
