@@ -112,8 +112,8 @@ class Outlook:
     """What a rule would do at the recorded contexts: means over judged positions, but expected_al over verifier passes.
 
     acceptance: Σ min(p, gamma); kl, tv: of h_alg from q; own: the divergence that the rule's delta limits (kl where it names none);
-    entropy: of h_alg, entropy_q: of q, all in nats but tv; rescued and lost:
-    judged tokens that the same draws would accept although they were rejected, or reject although they were kept.
+    entropy: of h_alg, entropy_q: of q, all in nats but tv; rescued and lost: judged tokens that the same draws would accept although
+    they were rejected, or reject although they were kept.
     """
 
     rule: Rule

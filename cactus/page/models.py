@@ -81,13 +81,9 @@ class Models:
             self._stage = (stage, fraction)
 
         label, bits = key
-        if kept and self.choices[label].load is load_embedded:
+        if kept and self.choices[label].load is pairs.load_embedded:
             return pairs.load_embedded(bits, progress, kept.verifier)
         return self.choices[label].load(bits, progress)
-
-
-def load_embedded(bits: int, progress: embedded.Progress) -> pairs.Pair:
-    return pairs.load_embedded(bits, progress)
 
 
 def offered(verifier: str | None, draft: str | None, device: str, dtype: str) -> Models:
@@ -100,5 +96,5 @@ def offered(verifier: str | None, draft: str | None, device: str, dtype: str) ->
     if device != "cpu" and torch.cuda.is_available() and pairs.on_hub(pairs.QWEN):
         big, small = pairs.QWEN
         choices.append(Choice("Qwen 3 8B + 0.6B", lambda bits, _: pairs.load(big, small, device="cuda"), has_bits=False))
-    choices.append(Choice(pairs.EMBEDDED, load_embedded, has_bits=True))
+    choices.append(Choice(pairs.EMBEDDED, pairs.load_embedded, has_bits=True))
     return Models(choices)

@@ -20,8 +20,8 @@ from cactus.sampling import REPLACE, draw, run_key, uniform
 from cactus.trace import DraftedToken, Piece, Round, Row, Trace
 
 TOP = 8  # tokens of a row that the detail shows
-GROWTH = (0.01, 0.1, 0.5, 2.0)  # budgets at which a token's detail shows the divergence of its position
-GROWTH_RULES = tuple(Cactus(delta) for delta in GROWTH)
+# The budgets of the sentence guarantee.growth, at which a token's detail shows the divergence of its position.
+GROWTH_RULES = tuple(Cactus(delta) for delta in (0.01, 0.1, 0.5, 2.0))
 GRID_RULES = tuple(Cactus(delta) for delta in GRID)
 
 
@@ -48,7 +48,6 @@ def run_line(traces: Sequence[Trace], live: bool) -> str:
         "source": f"{about['date'][:10]} · verifier: {about['verifier']} · draft: {about['draft']} · {about['device']}",
         "panes": [described(trace.rule) for trace in traces],
         "grid": GRID,
-        "growth": GROWTH,
         "prompt": traces[0].prompt,
         "settings": {
             "temperature": sampling.temperature,
