@@ -146,30 +146,49 @@ def load(verifier: str, draft: str | None = None, bits: int = 5, device: str = "
     device: auto, cpu or cuda; dtype: auto (bfloat16 on CUDA, float32 elsewhere), float32, bfloat16 or float16. Raises PairError where
     a model cannot be loaded, the two vocabularies differ, or a cache cannot be rolled back.
     """
-    from transformers import AutoModelForCausalLM, AutoTokenizer
-
     where = torch.device(("cuda" if torch.cuda.is_available() else "cpu") if device == "auto" else device)
     if where.type == "cuda" and not torch.cuda.is_available():
         raise PairError("No CUDA device answers on this machine: choose --device cpu, or auto.")
     kind = DTYPES[dtype] if dtype != "auto" else torch.bfloat16 if where.type == "cuda" else torch.float32
 
-    def part(name: str):
-        try:
-            module = AutoModelForCausalLM.from_pretrained(name, dtype=kind, device_map={"": where})
-            return AutoTokenizer.from_pretrained(name), module
-        except (OSError, ValueError, KeyError) as error:
-            reason = str(error).strip().splitlines()[0]
-            raise PairError(f"{name} could not be loaded as a causal language model: {reason}") from error
-
-    tokenizer, module = part(verifier)
+    tokenizer, module = _read(verifier, kind, where)
     if draft:
-        draft_tokenizer, draft_module = part(draft)
+        draft_tokenizer, draft_module = _read(draft, kind, where)
         _check_vocabularies(tokenizer, draft_tokenizer, verifier, draft)
     else:
         draft_module = _rounded_draft(module, verifier, bits)
     names = {"verifier": verifier, "draft": draft or _rounded(bits)}
     revisions = {f"{side}_revision": _revision(model) for side, model in (("verifier", module), ("draft", draft_module))}
     return _pair(f"{verifier} and {draft or _rounded(bits)}", module, draft_module, tokenizer, names | revisions)
+
+
+def export_draft(folder: Path, verifier: str | None, bits: int, progress: embedded.Progress | None = None) -> Path:
+    """Write the verifier (None: the embedded one) at `bits` bits as a model of its own: configuration, float32 weights and tokenizer,
+    which `AutoModelForCausalLM.from_pretrained` and generate's assistant_model take.
+
+    Returns folder. Raises PairError for a folder that holds something already, and for a verifier that cannot be loaded or rounded;
+    ValueError for bits that are not 3 to 8; embedded.EmbeddedPairError.
+    """
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise PairError(f"{folder} exists and is not an empty folder: name another one, or empty it.")
+    name = verifier or str(embedded.fetch(progress))
+    tokenizer, module = _read(name, torch.float32, torch.device("cpu"))
+    draft = _rounded_draft(module, name, bits)
+    draft.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return folder
+
+
+def _read(name: str, dtype: torch.dtype, device: torch.device) -> tuple[Any, torch.nn.Module]:
+    """Tokenizer and model of a Hub id or folder."""
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    try:
+        module = AutoModelForCausalLM.from_pretrained(name, dtype=dtype, device_map={"": device})
+        return AutoTokenizer.from_pretrained(name), module
+    except (OSError, ValueError, KeyError) as error:
+        reason = str(error).strip().splitlines()[0]
+        raise PairError(f"{name} could not be loaded as a causal language model: {reason}") from error
 
 
 def _rounded(bits: int) -> str:
