@@ -10,6 +10,7 @@ Measuring the memory of processes needs a Unix.
 """
 
 import argparse
+import functools
 import importlib.util
 import json
 import logging
@@ -88,8 +89,8 @@ class Run:
 
 @dataclass(frozen=True)
 class Forward:
-    """One kind of forward: median, least and most seconds; bytes of weights it reads; two lower bounds in seconds, reading those
-    bytes once, and multiplying that many rows with packed matrices of that many weights."""
+    """One kind of forward: median, least and most seconds; bytes of weights it reads; two lower bounds in seconds: reading those
+    bytes once, and multiplying as many rows with plain matrices of as many weights in the verifier's type."""
 
     name: str
     rows: int
@@ -105,7 +106,7 @@ class Forward:
 class Result:
     """All that was measured, in the units of its parts; fields are filled as the measurement goes on.
 
-    bandwidth: bytes per second of reading a buffer beyond every cache; gflops: of packed matrices, by rows; peak_bytes: resident set
+    bandwidth: bytes per second of reading a buffer beyond every cache; gflops: of plain matrices, by rows; peak_bytes: resident set
     of processes of their own and of this one; acceptance: mean Σ min(p, q) of both drafts over the same positions;
     rows_seconds: picking the rows that one block's record keeps.
     """
@@ -243,7 +244,7 @@ def _percent(share: float | None) -> float | None:
 
 
 class Timed:
-    """A model whose contexts note the seconds of their forwards in `laps`."""
+    """A model whose contexts note the seconds of their forwards in `laps`; on a GPU each is waited for."""
 
     def __init__(self, model, laps: list[float]):
         self._model, self._laps = model, laps
@@ -394,18 +395,18 @@ def load_transformers(choice: Choice, m: int) -> tuple[Any, Any]:
 # --- floors, forwards, memory ---
 
 
-def bandwidth() -> float:
-    """Bytes per second of reading main memory: the best of twelve sums over a buffer larger than the caches."""
-    buffer = torch.ones(BUFFER_BYTES // 4)
-    return BUFFER_BYTES / min(_seconds(buffer.sum) for _ in range(12))
+def bandwidth(device: torch.device) -> float:
+    """Bytes per second of reading memory: the best of twelve sums over a buffer larger than the caches."""
+    buffer = torch.ones(BUFFER_BYTES // 4, device=device)
+    return BUFFER_BYTES / min(_seconds(buffer.sum, device) for _ in range(12))
 
 
-def gflops(rows: int, size: int = 2048) -> float:
-    """GFLOP per second of multiplying `rows` rows with float32 matrices that lie in main memory, packed where oneDNN is there."""
-    x = torch.randn(rows, size)
-    matrices = [torch.randn(size, size) for _ in range(BUFFER_BYTES // (4 * size * size))]
+def gflops(rows: int, device: torch.device, dtype: torch.dtype, size: int = 2048) -> float:
+    """GFLOP per second of multiplying `rows` rows with matrices that lie in memory; float32 on a CPU packed, as in cactus.engine."""
+    x = torch.randn(rows, size, device=device, dtype=dtype)
+    matrices = [torch.randn(size, size, device=device, dtype=dtype) for _ in range(BUFFER_BYTES // (size * size * dtype.itemsize))]
     multiply = F.linear
-    if torch.backends.mkldnn.is_available():  # as in cactus.engine
+    if dtype == torch.float32 and device.type == "cpu" and torch.backends.mkldnn.is_available():
         matrices = [torch.ops.mkldnn._reorder_linear_weight(matrix, engine.ROWS_HINT) for matrix in matrices]
 
         def multiply(x, matrix):
@@ -416,21 +417,31 @@ def gflops(rows: int, size: int = 2048) -> float:
             multiply(x, matrix)
 
     with torch.inference_mode():
-        best = min(_seconds(all_of_them) for _ in range(6))
+        best = min(_seconds(all_of_them, device) for _ in range(6))
     return 2e-9 * rows * size * size * len(matrices) / best
 
 
-def _seconds(call: Callable[[], Any]) -> float:
+def _seconds(call: Callable[[], Any], device: torch.device) -> float:
     start = time.perf_counter()
     call()
+    if device.type == "cuda":
+        torch.cuda.synchronize()
     return time.perf_counter() - start
 
 
 def weights(module) -> int:
-    """How many weights a pass reads: all but the embedding table, unless the head is the same table."""
+    """How many weights a pass multiplies with: all but the embedding table, unless the head is the same table."""
     table = module.get_input_embeddings().weight
     tied = module.get_output_embeddings().weight is table
     return sum(parameter.numel() for parameter in module.parameters()) - (0 if tied else table.numel())
+
+
+def weight_bytes(model: pairs.AnyModel, module) -> int:
+    """Bytes of weights that one pass of this model reads; module: what it was made of."""
+    if not isinstance(model, engine.PackedModel):
+        return weights(module) * module.dtype.itemsize
+    tensors = [model.norm, model.head, *(tensor for layer in model.layers for tensor in vars(layer).values())]
+    return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
 
 
 def measure_forwards(contest: Contest, ids: list[int], m: int, result: Result) -> None:
@@ -454,8 +465,8 @@ def measure_forwards(contest: Contest, ids: list[int], m: int, result: Result) -
             contexts[name].crop(len(ids))
             taken[name, rows] += laps
     for (name, rows), seconds in taken.items():
-        module = sides[name][1]
-        read = weights(module) * module.dtype.itemsize
+        model, module = sides[name]
+        read = weight_bytes(model, module)
         floors = (read / result.bandwidth, 2e-9 * rows * weights(module) / result.gflops[rows])
         result.forwards.append(Forward(name, rows, *asdict(spread(seconds)).values(), read, *floors))
 
@@ -485,7 +496,8 @@ def measure_rows(contest: Contest, m: int) -> float:
     """Seconds of picking the rows of a block's record, median."""
     laws = warp(torch.randn(2, m + 1, contest.pair.verifier.vocab_size, device=contest.pair.device) * 4, Settings().sampling)
     drafted = laws[0, :m].argmax(-1)
-    return statistics.median(_seconds(lambda: decoding._rows(*laws, drafted).tolist()) for _ in range(FORWARD_ROUNDS))
+    pick = functools.partial(decoding._rows, *laws, drafted)
+    return statistics.median(_seconds(lambda: pick().tolist(), laws.device) for _ in range(FORWARD_ROUNDS))
 
 
 def peak_memory(command: list[str]) -> int:
@@ -578,7 +590,7 @@ def _measured(args: argparse.Namespace, load_pair: Callable[[argparse.Namespace]
     try:
         measure(result, choice, lambda: load_pair(args), prompts, settings, args.repeats)
     except KeyboardInterrupt:
-        log.info("\nStopped. What was measured until then:")
+        log.info("Stopped by the keyboard; what was measured until then is kept.")
     return result
 
 
@@ -609,9 +621,9 @@ def measure(
     contest = Contest(pair, *load_transformers(choice, settings.num_draft_tokens))
 
     log.info("floors and single passes …")
-    result.bandwidth = bandwidth()
+    result.bandwidth = bandwidth(pair.device)
     for rows in sorted({1, 5, settings.num_draft_tokens + 1}):
-        result.gflops[rows] = gflops(rows)
+        result.gflops[rows] = gflops(rows, pair.device, contest.verifier.dtype)
     measure_forwards(contest, ids[next(iter(ids))], settings.num_draft_tokens, result)
     result.rows_seconds = measure_rows(contest, settings.num_draft_tokens)
 
@@ -701,6 +713,10 @@ def report(result: Result) -> Iterator[str]:
         f"seed {settings['seed']}, {settings['repeats']} repetitions; median (least–most). Tokens per second of the whole call."
     )
     yield ""
+    planned = settings["repeats"] * len(result.prompts) * len(METHODS)
+    if len(result.runs) < planned:
+        yield f"**Interrupted after {len(result.runs)} of {planned} runs.**"
+        yield ""
     lines = {method: _line(result, method) for method in _methods(result)}
     if lines:
         yield "| method | tokens/s | × generate | AL | passes per token | accepted/judged | tokens per run, ended by end token |"
@@ -720,7 +736,7 @@ def report(result: Result) -> Iterator[str]:
         yield f"| {method} | {cells} | {line['outside_forwards']:.1%} |"
     if result.forwards:
         yield ""
-        yield "| one pass | tokens | ms | floor: weights read once | floor: packed float32 matrices |"
+        yield "| one pass | tokens | ms | floor: weights read once | floor: as many weights in plain matrices |"
         yield "|---|---|---|---|---|"
     for item in result.forwards:
         yield (
@@ -730,7 +746,7 @@ def report(result: Result) -> Iterator[str]:
     yield ""
     if result.bandwidth:
         by_rows = ", ".join(f"{value:.0f} at {rows} row{'s' * (rows > 1)}" for rows, value in result.gflops.items())
-        yield f"Memory is read at {result.bandwidth / 1e9:.1f} GB/s; packed float32 matrices run at {by_rows} GFLOP/s."
+        yield f"Memory is read at {result.bandwidth / 1e9:.1f} GB/s; plain matrices of the verifier's type multiply at {by_rows} GFLOP/s."
     if result.peak_bytes:
         yield "Peak memory: " + ", ".join(f"{name} {size / 1e6:.0f} MB" for name, size in result.peak_bytes.items()) + "."
     if result.acceptance:

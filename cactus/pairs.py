@@ -166,16 +166,21 @@ def export_draft(folder: Path, verifier: str | None, bits: int, progress: embedd
     """Write the verifier (None: the embedded one) at `bits` bits as a model of its own: configuration, float32 weights and tokenizer,
     which `AutoModelForCausalLM.from_pretrained` and generate's assistant_model take.
 
-    Returns folder. Raises PairError for a folder that holds something already, and for a verifier that cannot be loaded or rounded;
-    ValueError for bits that are not 3 to 8; embedded.EmbeddedPairError.
+    Returns folder. Raises PairError for a folder that holds something already or cannot be written, and for a verifier that cannot be
+    loaded or rounded; ValueError for bits that are not 3 to 8; embedded.EmbeddedPairError.
     """
+    from safetensors import SafetensorError
+
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise PairError(f"{folder} exists and is not an empty folder: name another one, or empty it.")
     name = verifier or str(embedded.fetch(progress))
     tokenizer, module = _read(name, torch.float32, torch.device("cpu"))
     draft = _rounded_draft(module, name, bits)
-    draft.save_pretrained(folder)
-    tokenizer.save_pretrained(folder)
+    try:
+        draft.save_pretrained(folder)
+        tokenizer.save_pretrained(folder)
+    except (OSError, SafetensorError) as error:  # the second is what a full disk comes as
+        raise PairError(f"The draft cannot be written to {folder} ({error}): make room there, or name another folder.") from error
     return folder
 
 
