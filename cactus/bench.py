@@ -257,6 +257,8 @@ class Timed:
 
 
 class TimedContext:
+    """A context of a Timed model."""
+
     def __init__(self, context, laps: list[float]):
         self._context, self._laps = context, laps
 
@@ -313,7 +315,8 @@ def run_transformers(
 ) -> dict[str, Any]:
     """transformers' generate with the sampling of `settings`: plain, with `lookup` tokens copied from the text, or assisted by `draft`.
 
-    What it drafted is read off the length of each of the module's inputs. Returns the fields of a Run that were measured.
+    What it drafted is read off the length of each of the module's inputs, what it kept off the stream; an end token that was drafted
+    and kept looks like one of the verifier's own, so `accepted` may be one short in a run. Returns the fields of a Run that were measured.
     """
     from transformers import GenerationConfig
 
@@ -396,9 +399,9 @@ def load_transformers(choice: Choice, m: int) -> tuple[Any, Any]:
 
 
 def bandwidth(device: torch.device) -> float:
-    """Bytes per second of reading memory: the best of twelve sums over a buffer larger than the caches."""
+    """Bytes per second of reading memory: the best of forty sums over a buffer larger than the caches."""
     buffer = torch.ones(BUFFER_BYTES // 4, device=device)
-    return BUFFER_BYTES / min(_seconds(buffer.sum, device) for _ in range(12))
+    return BUFFER_BYTES / min(_seconds(buffer.sum, device) for _ in range(40))
 
 
 def gflops(rows: int, device: torch.device, dtype: torch.dtype, size: int = 2048) -> float:
@@ -417,7 +420,7 @@ def gflops(rows: int, device: torch.device, dtype: torch.dtype, size: int = 2048
             multiply(x, matrix)
 
     with torch.inference_mode():
-        best = min(_seconds(all_of_them, device) for _ in range(6))
+        best = min(_seconds(all_of_them, device) for _ in range(20))
     return 2e-9 * rows * size * size * len(matrices) / best
 
 
@@ -706,7 +709,7 @@ def report(result: Result) -> Iterator[str]:
     machine, settings = result.machine, result.settings
     yield (
         f"{machine.get('pair', 'No pair loaded')}, {machine.get('dtype', '')}; {machine.get('device', machine['system'])}, "
-        f"{machine['cores']} cores; {machine['date'][:10]}; "
+        f"{machine['cores']} cores, load {machine['load']:.1f} at the start; {machine['date'][:10]}; "
         + ", ".join(f"{name} {version}" for name, version in machine.get("versions", {}).items())
         + f". {len(result.prompts)} prompts, {settings['max_new_tokens']} new tokens at most, m = {settings['num_draft_tokens']}, "
         f"T {settings['sampling']['temperature']:g}, top-k {settings['sampling']['top_k']}, top-p {settings['sampling']['top_p']:g}, "
