@@ -159,32 +159,61 @@ def load(verifier: str, draft: str | None = None, bits: int | None = None, devic
     device: auto, cpu or cuda; dtype: auto (bfloat16 on CUDA, float32 elsewhere), float32, bfloat16 or float16. Raises PairError where
     a model cannot be loaded, the two vocabularies differ, or a cache cannot be rolled back.
     """
-    from transformers import AutoModelForCausalLM, AutoTokenizer
-
     where = torch.device(("cuda" if torch.cuda.is_available() else "cpu") if device == "auto" else device)
     if where.type == "cuda" and not torch.cuda.is_available():
         raise PairError("No CUDA device answers on this machine: choose --device cpu, or auto.")
     kind = DTYPES[dtype] if dtype != "auto" else torch.bfloat16 if where.type == "cuda" else torch.float32
 
-    def part(name: str):
-        try:
-            module = AutoModelForCausalLM.from_pretrained(name, dtype=kind, device_map={"": where})
-            return AutoTokenizer.from_pretrained(name), module
-        except (OSError, ValueError, KeyError) as error:
-            reason = str(error).strip().splitlines()[0]
-            raise PairError(f"{name} could not be loaded as a causal language model: {reason}") from error
-
-    tokenizer, module = part(verifier)
+    tokenizer, module = _read(verifier, kind, where)
     names = {"verifier": verifier, "verifier_revision": _revision(module)}
     if not draft:
         bits = bits or default_bits()
-        if not hasattr(module, "model") or not hasattr(module.model, "layers"):
-            raise PairError(f"{verifier} is not Llama-like and cannot be rounded into its own draft: name one with --draft.")
+        _check_rounds(module, verifier)
         return _pair(f"{verifier} and itself at {bits} bits", module, None, bits, tokenizer, names)
-    draft_tokenizer, draft_module = part(draft)
+    draft_tokenizer, draft_module = _read(draft, kind, where)
     _check_vocabularies(tokenizer, draft_tokenizer, verifier, draft)
     names |= {"draft": draft, "draft_revision": _revision(draft_module)}
     return _pair(f"{verifier} and {draft}", module, draft_module, None, tokenizer, names)
+
+
+def export_draft(folder: Path, verifier: str | None, bits: int | None, progress: embedded.Progress | None = None) -> Path:
+    """Write the verifier (None: the embedded one) at `bits` bits as a model of its own: configuration, float32 weights and tokenizer,
+    which `AutoModelForCausalLM.from_pretrained` and generate's assistant_model take.
+
+    Returns folder. Raises PairError for a folder that holds something already or cannot be written, and for a verifier that cannot be
+    loaded or rounded; ValueError for bits that are not 3 to 8; embedded.EmbeddedPairError.
+    """
+    from safetensors import SafetensorError
+
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise PairError(f"{folder} exists and is not an empty folder: name another one, or empty it.")
+    name = verifier or str(embedded.fetch(progress))
+    tokenizer, module = _read(name, torch.float32, torch.device("cpu"))
+    _check_rounds(module, name)
+    draft = embedded.draft_from(module, bits or default_bits())
+    try:
+        draft.save_pretrained(folder)
+        tokenizer.save_pretrained(folder)
+    except (OSError, SafetensorError) as error:  # the second is what a full disk comes as
+        raise PairError(f"The draft cannot be written to {folder} ({error}): make room there, or name another folder.") from error
+    return folder
+
+
+def _read(name: str, dtype: torch.dtype, device: torch.device) -> tuple[Any, torch.nn.Module]:
+    """Tokenizer and model of a Hub id or folder."""
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    try:
+        module = AutoModelForCausalLM.from_pretrained(name, dtype=dtype, device_map={"": device})
+        return AutoTokenizer.from_pretrained(name), module
+    except (OSError, ValueError, KeyError) as error:
+        reason = str(error).strip().splitlines()[0]
+        raise PairError(f"{name} could not be loaded as a causal language model: {reason}") from error
+
+
+def _check_rounds(module, verifier: str) -> None:
+    if not hasattr(getattr(module, "model", None), "layers"):
+        raise PairError(f"{verifier} is not Llama-like and cannot be rounded into its own draft: name one with --draft.")
 
 
 def _pair(name: str, verifier, draft, bits: int | None, tokenizer, provenance: dict, loaded: AnyModel | None = None) -> Pair:

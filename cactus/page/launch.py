@@ -2,6 +2,7 @@
 
 import argparse
 
+from cactus import pairs
 from cactus.cli import add_pair_arguments
 from cactus.page.app import HEAD, STYLES, build
 from cactus.page.models import offered
