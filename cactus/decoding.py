@@ -32,7 +32,8 @@ def run(pair, prompt: str, rule: Rule, settings: Settings, chat: bool = True) ->
 
 
 def decode(pair, prompt_ids: list[int], rule: Rule, settings: Settings) -> Iterator[Round]:
-    """Generate after `prompt_ids`, one Round per verifier pass; m = 0 decodes with the verifier alone.
+    """Generate after `prompt_ids`, one Round per verifier pass; m = 0 decodes with the verifier alone. Where the settings have costs, m
+    follows from them and from what was judged so far.
 
     Between rounds the verifier's cache holds all committed tokens but the last one, the draft's the same, or one fewer after a fully
     accepted block. Closing the generator frees both caches. Raises PromptError (cactus.pairs) before any model runs.
@@ -41,6 +42,7 @@ def decode(pair, prompt_ids: list[int], rule: Rule, settings: Settings) -> Itera
     key, committed, transcript = run_key(settings.seed, settings.prompt_id), list(prompt_ids), Transcript(pair.tokenizer)
     verifier, draft = pair.verifier.open(), pair.draft.open() if settings.num_draft_tokens else None
     contexts = [verifier, draft] if draft else [verifier]
+    kept = judged_so_far = 0
     try:
         prefix = torch.tensor(committed[:-1], dtype=torch.long, device=pair.device)
         for context in contexts:
@@ -48,11 +50,14 @@ def decode(pair, prompt_ids: list[int], rule: Rule, settings: Settings) -> Itera
                 context.forward(prefix, 1)
         for block in count():
             made = len(committed) - len(prompt_ids)
-            m = min(settings.num_draft_tokens, settings.max_new_tokens - made - 1)
+            longest = settings.costs.best_length(kept, judged_so_far) if settings.costs else settings.num_draft_tokens
+            m = min(longest, settings.num_draft_tokens, settings.max_new_tokens - made - 1)
             watch = Stopwatch(pair.device)
             judged = _draft_and_judge(draft, verifier, committed, made, m, key, rule, settings, watch)
             round = _record(judged, block, made, settings, pair.eos_ids, transcript, watch)
             committed += [token.id for token in round.emitted]
+            kept += round.accepted
+            judged_so_far += sum(token.judged for token in round.drafted)
             for context in contexts:
                 context.crop(min(context.length, len(committed) - 1))
             yield round
@@ -130,12 +135,11 @@ def _rows(p: Tensor, q: Tensor, drafted: Tensor) -> Tensor:
     """(m+1, 3·K+2) float64: ids, p and q of the K tokens of a row with most mass in either, the drafted one always among them, and
     what is left of p and q."""
     score = torch.maximum(p, q)
-    score[: len(drafted)] = score[: len(drafted)].scatter(-1, drafted[:, None], 2.0)
+    score[: len(drafted)].scatter_(-1, drafted[:, None], 2.0)
     ids = score.topk(min(ROW_TOKENS, score.shape[-1])).indices
-    p_kept, q_kept = p.gather(-1, ids).double(), q.gather(-1, ids).double()
-    hidden = score.scatter(-1, ids, 0.0) > 0  # exact zeros where a row is complete, not one minus a rounded sum
-    rest = torch.stack([torch.where(hidden, row, 0.0).sum(-1, dtype=torch.float64) for row in (p, q)], -1)
-    return torch.cat([ids.double(), p_kept, q_kept, rest], -1)
+    kept = [row.gather(-1, ids) for row in (p, q)]
+    rest = [row.scatter(-1, ids, 0.0).sum(-1, keepdim=True) for row in (p, q)]  # exactly 0 where a row is complete
+    return torch.cat([ids.double(), *kept, *rest], -1)
 
 
 def _row(numbers: list[float], bonus: bool) -> Row:

@@ -10,7 +10,7 @@ import os
 import platform
 import time
 from dataclasses import dataclass, field
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -20,6 +20,7 @@ from torch import Tensor
 
 import cactus
 from cactus import embedded, engine
+from cactus.costs import Costs, measure
 from cactus.trace import Settings
 
 EMBEDDED = "SmolLM2-135M-Instruct"
@@ -98,6 +99,11 @@ class Pair:
     max_length: int
     provenance: dict[str, Any] = field(default_factory=dict)
 
+    @cached_property
+    def costs(self) -> Costs:
+        """What its passes cost on this machine: measured when first asked for, the same ever after."""
+        return measure(self)
+
     @property
     def device(self) -> torch.device:
         return self.verifier.device
@@ -143,7 +149,8 @@ def load_embedded(bits: int | None = None, progress: embedded.Progress | None = 
     `verifier` is shared. Raises embedded.EmbeddedPairError."""
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
-    bits = bits or default_bits()
+    bits = default_bits() if bits is None else bits
+    embedded.check_bits(bits)
     folder = embedded.fetch(progress)
     if progress:
         progress("load", None)
@@ -164,10 +171,11 @@ def load(verifier: str, draft: str | None = None, bits: int | None = None, devic
         raise PairError("No CUDA device answers on this machine: choose --device cpu, or auto.")
     kind = DTYPES[dtype] if dtype != "auto" else torch.bfloat16 if where.type == "cuda" else torch.float32
 
+    bits = default_bits() if bits is None else bits
+    embedded.check_bits(bits)
     tokenizer, module = _read(verifier, kind, where)
     names = {"verifier": verifier, "verifier_revision": _revision(module)}
     if not draft:
-        bits = bits or default_bits()
         _check_rounds(module, verifier)
         return _pair(f"{verifier} and itself at {bits} bits", module, None, bits, tokenizer, names)
     draft_tokenizer, draft_module = _read(draft, kind, where)
@@ -187,10 +195,12 @@ def export_draft(folder: Path, verifier: str | None, bits: int | None, progress:
 
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise PairError(f"{folder} exists and is not an empty folder: name another one, or empty it.")
+    bits = default_bits() if bits is None else bits
+    embedded.check_bits(bits)
     name = verifier or str(embedded.fetch(progress))
     tokenizer, module = _read(name, torch.float32, torch.device("cpu"))
     _check_rounds(module, name)
-    draft = embedded.draft_from(module, bits or default_bits())
+    draft = embedded.draft_from(module, bits)
     try:
         draft.save_pretrained(folder)
         tokenizer.save_pretrained(folder)
@@ -230,11 +240,12 @@ def _pair(name: str, verifier, draft, bits: int | None, tokenizer, provenance: d
     packed = isinstance(ours, engine.PackedModel)
     if packed and isinstance(theirs, engine.PackedModel):
         _choose_threads(ours, theirs)
-    kernels = engine.kernels() if isinstance(theirs, engine.PackedModel) and theirs.matrix is engine.Int8 else "float32"
+    dtype = str(verifier.dtype).removeprefix("torch.")
+    kernels = engine.kernels() if isinstance(theirs, engine.PackedModel) and theirs.matrix is engine.Int8 else dtype
     about = {
         "draft": f"the verifier's decoder layers rounded to {bits} bits, {kernels} kernels",
         **provenance,
-        "dtype": str(verifier.dtype).removeprefix("torch."),
+        "dtype": dtype,
         "device": _device_name(verifier.device),
         "engine": "packed" if packed else "transformers",
         "versions": versions(),
@@ -352,7 +363,8 @@ def _device_name(device: torch.device) -> str:
     info = Path("/proc/cpuinfo")
     lines = info.read_text().splitlines() if info.exists() else []
     names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
-    return f"{names[0] if names else platform.processor() or platform.machine()}, {torch.get_num_threads()} threads"
+    threads = torch.get_num_threads()
+    return f"{names[0] if names else platform.processor() or platform.machine()}, {threads} thread{'s' * (threads > 1)}"
 
 
 def on_hub(names: tuple[str, ...]) -> bool:
