@@ -20,6 +20,8 @@ from tokenizers import Tokenizer, decoders, models
 from transformers import (
     DynamicCache,
     GenerationConfig,
+    GPT2Config,
+    GPT2LMHeadModel,
     LlamaConfig,
     LlamaForCausalLM,
     LogitsProcessor,
@@ -66,6 +68,7 @@ def toy():
 
 VERIFIER = toy()
 DRAFT = strayed(VERIFIER, 0.25)
+GPT2 = GPT2LMHeadModel(GPT2Config(vocab_size=11, n_embd=32, n_layer=1, n_head=2, n_positions=64, initializer_range=0.5)).eval()
 GEMMA = small("gemma2", seed=2)  # windows of 8 tokens
 LETTERS = Tokenizer(models.BPE({letter: i for i, letter in enumerate("abcdefghijk")}, []))
 LETTERS.decoder = decoders.Fuse()
@@ -135,7 +138,7 @@ PADDED = {"inputs": torch.tensor([[1, 1, 3, 4, 5]]), "attention_mask": torch.ten
         {"model": GEMMA},
         {"model": GEMMA, "max_new_tokens": 1},
     ],
-    ids=str,
+    ids=lambda settings: str(settings)[:40],
 )
 def test_greedy_is_generate_token_for_token(settings):
     """With a draft that strays, and with the verifier itself, whose blocks are accepted whole, so that stops fall inside them."""
@@ -171,10 +174,11 @@ def test_output_holds_what_generate_would():
     assert run().shape == (1, PROMPT.shape[1] + 40)
 
 
-def test_draft_and_verifier_see_the_same_prefix():
-    """With the verifier as draft p is q but for rounding: one accepted with a wrong prefix would be luck."""
+@pytest.mark.parametrize("model", [VERIFIER, GPT2], ids=lambda model: model.config.model_type)
+def test_draft_and_verifier_see_the_same_prefix(model):
+    """With the verifier as draft p is q but for rounding: one accepted with a wrong prefix or, in GPT-2, position would be luck."""
     settings = {"logits_processor": LogitsProcessorList([Salted()]), "repetition_penalty": 1.3, "do_sample": True}
-    out = run(draft=VERIFIER, delta=0.0, return_dict_in_generate=True, **settings, **PADDED)
+    out = run(model, draft=model, delta=0.0, return_dict_in_generate=True, **settings, **PADDED)
     assert out.accepted == out.drafted == (5,) * 6 + (3,)
 
 
@@ -337,8 +341,8 @@ def filled_cache():
         ({"cache": filled_cache()}, "The cache holds 6 tokens"),
         ({"inputs": None, "inputs_embeds": torch.zeros(1, 3, 32)}, "inputs_embeds: pass input_ids"),
         (
-            {"cache": filled_cache(), "attention_mask": torch.ones(1, 10)},
-            "The cache holds 6 tokens, but input_ids are not the whole",
+            {"cache": filled_cache(), "inputs": PROMPT.repeat(1, 2), "attention_mask": torch.ones(1, 14)},
+            "not the whole text",
         ),
     ],
     ids=lambda value: str(value)[:60],

@@ -89,7 +89,7 @@ def cactus_generate(
             p.append(_law(logits_processor(text, drafter.read(text, 1)), config.do_sample))
             text = torch.cat([text, draw(p[-1], _uniforms(1, text.device))[:, None]], 1)
         raw = verifier.read(text, m + 1)
-        rows = [logits_processor(text[:, : start + i], raw[i : i + 1].clone()) for i in range(m + 1)]
+        rows = [logits_processor(text[:, : start + i], raw[i : i + 1]) for i in range(m + 1)]
         emitted, passed = _judge(rule, torch.cat(p) if p else None, _law(torch.cat(rows), config.do_sample), text[0, start:])
 
         for i, token in enumerate(emitted):
