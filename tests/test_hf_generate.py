@@ -26,6 +26,7 @@ from transformers import (
     LlamaForCausalLM,
     LogitsProcessor,
     LogitsProcessorList,
+    MaxLengthCriteria,
     PreTrainedTokenizerFast,
     RepetitionPenaltyLogitsProcessor,
     StoppingCriteria,
@@ -130,6 +131,7 @@ PADDED = {"inputs": torch.tensor([[1, 1, 3, 4, 5]]), "attention_mask": torch.ten
         {"eos_token_id": [6, 9], "min_new_tokens": 30},
         {"stopping_criteria": StoppingCriteriaList([StopsAt(1)])},
         {"stopping_criteria": StoppingCriteriaList([StopStringCriteria(TOKENIZER, ["gh", "bj"])])},
+        {"stopping_criteria": StoppingCriteriaList([MaxLengthCriteria(60)])},  # generate puts it in the place of its own
         {"use_cache": False},
         {"cache_implementation": "static"},
         {"max_new_tokens": 1},

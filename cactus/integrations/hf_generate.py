@@ -66,8 +66,8 @@ def cactus_generate(
     num_draft_tokens: m, tokens drafted per verifier pass. The other arguments are what generate prepares. Logits processors see each
     position's own prefix and treat draft and verifier alike, so they must be functions of (prefix, scores). Tokens after a stop are cut.
 
-    transformers 5.24 keeps `streamer` and `tokenizer` from callables: bind the first here, custom_generate=partial(cactus_generate,
-    streamer=streamer), or call `generate` of this module.
+    transformers 5.24 does not hand `streamer` and `tokenizer` on to a callable: bind the first, custom_generate=partial(cactus_generate,
+    streamer=streamer), or call `generate` of this module, which takes both.
 
     Returns (1, prompt + new) ids, or CactusOutput with return_dict_in_generate=True. Raises ValueError with a sentence, before any
     model runs unless a cache shows only when filled that it cannot be rolled back.
@@ -83,7 +83,7 @@ def cactus_generate(
 
     while not stopped:
         start = input_ids.shape[1]
-        m = min(num_draft_tokens, config.max_length - start - 1)
+        m = min(num_draft_tokens, stopping_criteria.max_length - start - 1)
         text, p = input_ids, []
         for _ in range(m):
             p.append(_law(logits_processor(text, drafter.read(text, 1)), config.do_sample))
@@ -233,8 +233,8 @@ def _check(model, draft, input_ids: Tensor, processors, config, num_draft_tokens
     """Raises ValueError with a sentence for what cannot be decoded."""
     if not hasattr(draft, "prepare_inputs_for_generation"):
         raise ValueError(
-            "No draft: pass draft=, a causal language model with the verifier's tokenizer (generate keeps assistant_model= from a "
-            "custom_generate callable)."
+            "No draft: pass draft=, a causal language model with the verifier's tokenizer (generate does not hand "
+            "assistant_model= on to a custom_generate callable)."
         )
     if isinstance(num_draft_tokens, bool) or num_draft_tokens != int(num_draft_tokens) or num_draft_tokens < 1:
         raise ValueError(f"num_draft_tokens must be a whole number from 1 up, got {num_draft_tokens}.")
