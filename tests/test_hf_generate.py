@@ -18,6 +18,7 @@ from scipy.stats import chisquare, kstest
 from test_pairs import small
 from tokenizers import Tokenizer, decoders, models
 from transformers import (
+    AutoTokenizer,
     DynamicCache,
     GenerationConfig,
     GPT2Config,
@@ -482,13 +483,15 @@ def test_what_cannot_be_shifted_is_refused(monkeypatch):
         pass
 
 
-def test_the_embedded_pair(pair):
+def test_the_embedded_pair(verifier_module, embedded_folder):
     """A chat's greedy answer is generate's, and comes through a streamer; more than one drafted token per pass is accepted."""
-    verifier = pair.verifier.module
-    ids = torch.tensor([pair.encode("Name three rivers in Europe.", chat=True)])
+    verifier, tok = verifier_module, AutoTokenizer.from_pretrained(embedded_folder)
+    chat = [{"role": "user", "content": "Name three rivers in Europe."}]
+    inputs = tok.apply_chat_template(chat, add_generation_prompt=True, return_tensors="pt", return_dict=True)
     settings = {"max_new_tokens": 24, "do_sample": False, "return_dict_in_generate": True}
-    expected = verifier.generate(ids, **settings).sequences
-    streamer = TextIteratorStreamer(pair.tokenizer, skip_prompt=True)
-    out = verifier.generate(ids, **settings, **FOLDER, draft=embedded.draft_from(verifier, 5), delta=0.1, streamer=streamer)
+    expected = verifier.generate(**inputs, **settings).sequences
+    streamer = TextIteratorStreamer(tok, skip_prompt=True)
+    draft = embedded.draft_from(verifier, 5)
+    out = verifier.generate(**inputs, **settings, **FOLDER, draft=draft, delta=0.1, streamer=streamer)
     assert torch.equal(out.sequences, expected) and sum(out.accepted) > len(out.accepted)
-    assert "".join(streamer) == pair.tokenizer.decode(expected[0, ids.shape[1] :])
+    assert "".join(streamer) == tok.decode(expected[0, inputs["input_ids"].shape[1] :])
