@@ -85,38 +85,42 @@ class Judged:
 
 @torch.inference_mode()
 def _draft_and_judge(draft, verifier, committed, made, m, key, rule, settings, watch) -> Judged:
-    # 1) draft: m tokens, each from the very row that will judge it
     device, size = verifier.device, verifier.vocab_size
+    # What the device has to be told goes in one piece, before it has anything to do: a copy in between would wait for it.
+    told = [
+        torch.tensor(committed[draft.length :] if m else [], dtype=torch.float64),
+        torch.tensor(committed[verifier.length :], dtype=torch.float64),
+        *(uniforms(key, stream, made, count) for stream, count in ((DRAFT, m), (ACCEPT, m), (REPLACE, m + 1))),
+    ]
+    pending, last, u_draft, u, u_replace = torch.cat(told).to(device).split([len(part) for part in told])
+
+    # 1) draft: m tokens, each from the very row that will judge it
     drafted, p = torch.empty(m, dtype=torch.long, device=device), torch.zeros(m + 1, size, device=device)
-    u = uniforms(key, DRAFT, made, m).to(device)
-    pending = torch.tensor(committed[draft.length :], device=device) if m else None
     for i in range(m):
-        p[i] = warp(draft.forward(pending, 1)[0], settings.sampling)
-        drafted[i] = draw(p[i], u[i])
-        pending = drafted[i : i + 1]
+        p[i] = warp(draft.forward(drafted[i - 1 : i] if i else pending.long(), 1)[0], settings.sampling)
+        drafted[i] = draw(p[i], u_draft[i])
     watch.lap("draft")
 
     # 2) verify: one pass over the last committed token and the drafted ones gives all rows of q
-    last = torch.tensor(committed[verifier.length :], device=device)
-    logits = verifier.forward(torch.cat([last, drafted]), m + 1)
+    logits = verifier.forward(torch.cat([last.long(), drafted]), m + 1)
     watch.lap("verify")
 
     # 3) judge: count the leading accepted ones; replace the first rejected one, or draw the bonus
     q = warp(logits, settings.sampling)
-    u, u_replace = uniforms(key, ACCEPT, made, m).to(device), uniforms(key, REPLACE, made, m + 1).to(device)
     gamma = rule.gamma_at(p[:m], q[:m], drafted)
     p_drafted, q_drafted = (rows[:m].gather(-1, drafted[:, None])[:, 0].double() for rows in (p, q))
-    accepted = (u * p_drafted < gamma).long().cumprod(0).sum()
-    p_there, q_there = p[accepted], q[accepted]
-    n = torch.cat([drafted, drafted.new_zeros(1)])[accepted]
+    accepted = (u * p_drafted < gamma).long().cumprod(0).sum()[None]
+    # An index on the device stays there: p[accepted] would fetch the number and wait for it.
+    columns = (p, q, torch.cat([drafted, drafted.new_zeros(1)]), u_replace)
+    p_there, q_there, n, u_there = (column.index_select(0, accepted)[0] for column in columns)
     law = torch.where(accepted < m, rule.recovery(p_there, q_there, n), q_there.double())
-    replacement = draw(law, u_replace[accepted])
+    replacement = draw(law, u_there)
 
     # 4) everything to the host at once
     rows = _rows(p, q, drafted)
     numbers = torch.cat([
         drafted.double(), p_drafted, q_drafted, gamma, u,
-        torch.stack([accepted, replacement]).double(), q_there[replacement][None].double(), rows.flatten(),
+        accepted.double(), replacement[None].double(), q_there.gather(0, replacement[None]).double(), rows.flatten(),
     ]).tolist()  # fmt: skip
     watch.lap("rule")
     columns = [numbers[i * m : (i + 1) * m] for i in range(5)]

@@ -6,9 +6,11 @@ page can show recorded runs before.
 
 import hashlib
 import json
+import logging
 import os
 import platform
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cached_property, partial
 from pathlib import Path
@@ -19,9 +21,11 @@ import torch
 from torch import Tensor
 
 import cactus
-from cactus import embedded, engine
+from cactus import embedded, engine, graphs
 from cactus.costs import Costs, measure
 from cactus.trace import Settings
+
+log = logging.getLogger("cactus")
 
 EMBEDDED = "SmolLM2-135M-Instruct"
 EMBEDDED_VERIFIER = f"{EMBEDDED}, Q4_1 weights dequantised to float32"
@@ -84,7 +88,7 @@ class Model:
         return Context(self)
 
 
-AnyModel = Model | engine.PackedModel
+AnyModel = Model | engine.PackedModel | graphs.FixedModel
 
 
 @dataclass
@@ -247,25 +251,29 @@ def _pair(name: str, verifier, draft, bits: int | None, tokenizer, provenance: d
         **provenance,
         "dtype": dtype,
         "device": _device_name(verifier.device),
-        "engine": "packed" if packed else "transformers",
+        "engine": {engine.PackedModel: "packed", graphs.FixedModel: "CUDA graphs"}.get(type(ours), "transformers"),
         "versions": versions(),
     }
     return Pair(name, ours, theirs, tokenizer, tuple(sorted(ends)), limit, about)
 
 
 def _model(module, size: int, side: str) -> AnyModel:
-    """The module in the packed engine where that runs and agrees with transformers, else in transformers; either way it must roll
-    back."""
-    plain = Model(module, size)
+    """The module in the fastest engine that takes it and agrees with transformers, else in transformers; either way it must roll back."""
+    engines: list[Callable[..., AnyModel]] = []
     if engine.packs(module):
-        packed = engine.PackedModel(module, size)
+        engines.append(engine.PackedModel)
+    # On ZeroGPU every request has a process of its own: it would spend its seconds on recording graphs.
+    if module.device.type == "cuda" and graphs.fixes(module) and "SPACES_ZERO_GPU" not in os.environ:
+        engines.append(graphs.FixedModel)
+    for make in engines:
         try:
-            _check_rollback(packed, module, side)
-            return packed
-        except PairError:
-            pass
-    _check_rollback(plain, module, side)
-    return plain
+            model = make(module, size)
+            _check_rollback(model, module, side)
+            return model
+        except PairError as error:
+            log.info("%s is not used for the %s: %s", make.__name__, side, error)
+    _check_rollback(Model(module, size), module, side)
+    return Model(module, size)
 
 
 def _rounded(module, verifier: AnyModel, bits: int) -> AnyModel:
