@@ -138,6 +138,11 @@ class Pair:
             )
 
 
+def zero_gpu() -> bool:
+    """Whether this is a Space on ZeroGPU."""
+    return "SPACES_ZERO_GPU" in os.environ
+
+
 def draft_quality() -> dict[str, dict[str, float]]:
     """α of SpS under the default settings by kernels and bits of the embedded draft, as scripts/draft_quality.py measured it."""
     return json.loads(Path(__file__).with_name("draft_quality.json").read_text())["alpha"]
@@ -218,7 +223,10 @@ def _read(name: str, dtype: torch.dtype, device: torch.device) -> tuple[Any, tor
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     try:
-        module = AutoModelForCausalLM.from_pretrained(name, dtype=dtype, device_map={"": device})
+        if zero_gpu():  # which carries into its processes what was moved, not what was loaded onto the device
+            module = AutoModelForCausalLM.from_pretrained(name, dtype=dtype).to(device)
+        else:
+            module = AutoModelForCausalLM.from_pretrained(name, dtype=dtype, device_map={"": device})
         return AutoTokenizer.from_pretrained(name), module
     except (OSError, ValueError, KeyError) as error:
         reason = str(error).strip().splitlines()[0]
@@ -259,11 +267,13 @@ def _pair(name: str, verifier, draft, bits: int | None, tokenizer, provenance: d
 
 def _model(module, size: int, side: str) -> AnyModel:
     """The module in the fastest engine that takes it and agrees with transformers, else in transformers; either way it must roll back."""
+    if module.device.type == "cuda" and zero_gpu():
+        # The device is there only while a request runs, in a process of its own: no pass can be tried, and graphs would not last.
+        return Model(module, size)
     engines: list[Callable[..., AnyModel]] = []
     if engine.packs(module):
         engines.append(engine.PackedModel)
-    # On ZeroGPU every request has a process of its own: it would spend its seconds on recording graphs.
-    if module.device.type == "cuda" and graphs.fixes(module) and "SPACES_ZERO_GPU" not in os.environ:
+    if module.device.type == "cuda" and graphs.fixes(module):
         engines.append(graphs.FixedModel)
     for make in engines:
         try:
