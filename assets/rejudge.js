@@ -251,6 +251,21 @@ export function teachingTokens({ run, panes }) {
 
 // ---- one token's distributions, for the detail panel ----
 
+/**
+ * What a token was judged in, to be computed again: {ids of the text before it, token, drafted, p, q}. What replaced a rejected
+ * draft stands at that draft's position; a bonus has nothing drafted, and no recorded p.
+ */
+export function positionOf(run, pane, round, token) {
+  const before = pane.rounds.slice(0, pane.rounds.indexOf(round)).flatMap(({ drafted, emitted }) => (
+    [...drafted.filter(isKept), ...(emitted ? [emitted] : [])]
+  ));
+  const kept = round.drafted.filter(isKept).length;
+  const place = round.drafted.includes(token) ? round.drafted.indexOf(token) : kept;
+  const { id, p, q } = round.drafted[place] ?? token;
+  const ids = [...run.prompt_ids, ...[...before, ...round.drafted.slice(0, place)].map((one) => one.id)];
+  return { ids, token: id, drafted: place < round.drafted.length, p: p ?? null, q };
+}
+
 function less(whole, part) {
   return whole === null ? null : Math.max(0, whole - part);
 }

@@ -24,6 +24,10 @@ QWEN = ("Qwen/Qwen3-8B", "Qwen/Qwen3-0.6B")
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
+# What tells pairs apart, in the provenance of their runs.
+IDENTITY = ("verifier", "draft", "sha256", "verifier_revision", "draft_revision")
+
+
 class PairError(RuntimeError):
     """This verifier and draft cannot work together, or cannot be loaded. The message says why and what to do."""
 
@@ -216,6 +220,11 @@ def _model(module, size: int, side: str, like: AnyModel | None = None) -> AnyMod
         _check_rollback(plain, module, side)
         return plain
     return packed
+
+
+def identity(provenance: dict[str, Any]) -> dict[str, str]:
+    """Which pair a run came from, on whatever machine: two runs of equal identity differ by rounding alone."""
+    return {name: provenance[name] for name in IDENTITY if name in provenance}
 
 
 def versions() -> dict[str, str]:

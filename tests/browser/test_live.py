@@ -152,6 +152,119 @@ def test_two_visitors_get_their_own_runs_one_after_the_other(visit, live_server)
     assert first.text(1) != second.text(1)
 
 
+def all_values(page):
+    """Ask the models for the values of the token that is open; its rows, id to the texts of the cells."""
+    page.viewer.get_by_role("button", name=STRINGS["values.ask"]).click()
+    page.viewer.locator(".values tbody tr").first.wait_for()
+    return rows_shown(page)
+
+
+def rows_shown(page):
+    return page.viewer.locator(".values tbody").evaluate(
+        """(body) => Object.fromEntries([...body.rows].map((row) => [
+             row.querySelector('small').textContent, [...row.cells].map((cell) => (cell.querySelector('bdi') ?? cell).textContent)]))"""
+    )
+
+
+def recorded_rows(page):
+    """Token to p and q as the detail shows them from the log."""
+    return page.viewer.locator(".detail-body tbody").evaluate(
+        """(body) => Object.fromEntries([...body.rows].filter((row) => row.querySelector('bdi')).map((row) => (
+             [row.querySelector('bdi').textContent, [row.cells[1].textContent, row.cells[2].textContent]])))"""
+    )
+
+
+def agree(page, rows):
+    """Whether what the models say is what the detail shows from the log, as far as that has three digits."""
+    again = {cells[0]: cells[1:3] for cells in rows.values()}
+    known = recorded_rows(page)
+    close = [
+        abs(float(one) - float(other)) <= 0.001 + 1e-9
+        for token, values in known.items()
+        for one, other in zip(values, again[token], strict=True)
+        if "<" not in one
+    ]
+    return len(close) > 2 and all(close)
+
+
+def test_all_values_of_a_recorded_token(visit, live_server):
+    """By keyboard alone: the table, what it holds, a search, an order, and back to the tokens."""
+    page = visit(live_server.url)
+    page.wait_for_status("Ready")
+    page.pane(1).locator(".token.rescued").first.focus()
+    page.page.keyboard.press("Enter")
+    for _ in range(2):
+        page.page.keyboard.press("Tab")  # past the close button
+    assert page.focused().inner_text() == STRINGS["values.ask"]
+    page.page.keyboard.press("Enter")
+    page.viewer.locator(".values tbody tr").first.wait_for()
+    rows = rows_shown(page)
+    assert len(rows) == 300 and agree(page, rows)
+    assert all(len(cells) == 6 for cells in rows.values())
+    said = page.page.locator(".values-status")
+    assert said.inner_text().endswith("Shown: 300 of 49152.")
+    assert page.viewer.get_by_text(STRINGS["values.agree"]).is_visible()
+    title = page.page.locator(".big-token").inner_text()
+    page.page.keyboard.type(" lighthouse")
+    said.get_by_text("match").wait_for()
+    found = rows_shown(page)
+    assert found and all(" lighthouse" in cells[0].casefold() for cells in found.values())
+    page.page.keyboard.press("ArrowLeft")  # moves the caret, not the detail
+    assert page.page.locator(".big-token").inner_text() == title
+    page.viewer.get_by_label(STRINGS["values.find"]).fill("260")
+    page.viewer.locator(".values tbody small", has_text="260").first.wait_for()
+    assert next(iter(rows_shown(page).values()))[0] == " the"
+    page.viewer.get_by_label(STRINGS["values.find"]).fill("")
+    page.viewer.get_by_label(STRINGS["values.by"]).select_option("q_raw")
+    page.viewer.locator(".values th[aria-sort]").get_by_text(STRINGS["values.q_raw"]).wait_for()
+    said.get_by_text("Shown: 300 of 49152.").wait_for()
+    page.viewer.get_by_label(STRINGS["values.find"]).focus()
+    page.page.keyboard.press("Escape")
+    assert page.viewer.locator(".values").is_hidden()
+    assert page.complaints == []
+
+
+def test_all_values_of_a_live_token_and_not_before_the_run_has_ended(visit, live_server):
+    page = opened(visit, live_server, length=LONG)
+    page.generate()
+    page.pane(1).locator(".token").first.wait_for()
+    page.pane(1).locator(".token").first.click()
+    page.viewer.get_by_role("button", name=STRINGS["values.ask"]).click()
+    page.page.locator(".values-status").get_by_text(STRINGS["values.busy"]).wait_for()
+    page.page.locator("#stop").click()
+    page.wait_until_ended()
+    assert agree(page, all_values(page))
+    assert page.viewer.get_by_text(STRINGS["values.agree"]).is_visible()
+    assert page.complaints == []
+
+
+def test_values_that_differ_from_the_recorded_ones_are_said(visit, live_server):
+    """As if the run had been made elsewhere: the server's answer is changed on its way."""
+
+    def shifted(route):
+        answer = route.fetch()
+        data = answer.json()
+        route.fulfill(response=answer, json=data | {"at": [data["at"][0], data["at"][1] + 0.01]})
+
+    page = visit(live_server.url)
+    page.wait_for_status("Ready")
+    page.page.route("**/component_server/", shifted)
+    page.pane(1).locator(".token.rescued").first.click()
+    all_values(page)
+    said = page.viewer.locator(".values .note").inner_text()
+    assert "The run recorded q = 0.2" in said and "computed again it is q = 0.2" in said and "p =" not in said
+    assert page.complaints == []
+
+
+def test_an_answer_that_never_comes_leaves_a_sentence(visit, live_server):
+    page = visit(live_server.url)
+    page.wait_for_status("Ready")
+    page.page.route("**/component_server/", lambda route: route.fulfill(status=200, json=None))
+    page.pane(1).locator(".token").first.click()
+    page.viewer.get_by_role("button", name=STRINGS["values.ask"]).click()
+    page.page.locator(".values-status").get_by_text(STRINGS["values.lost"]).wait_for()
+
+
 # What is typed into which field, and what the sentence at the field says.
 REFUSED = {
     "blank prompt": ("prompt", "   ", ["is empty"]),
