@@ -45,9 +45,10 @@ export function createValues(run, t, ask) {
   const button = make('button', {
     type: 'button', class: 'ask-values', 'aria-describedby': hint.id, click: () => { if (!asking) compute(); },
   }, t('values.ask'));
+  const offer = make('div', {}, button, hint);
   const status = make('p', { class: 'values-status', role: 'status', 'aria-live': 'polite' });
   const results = make('div', { class: 'values-results', hidden: '', keydown: keepArrows });
-  const node = make('section', { class: 'values', 'aria-label': t('values.title'), hidden: '' }, button, hint, status, results);
+  const node = make('section', { class: 'values', 'aria-label': t('values.title'), hidden: '' }, offer, status, results);
   let shown = null; // {entry, position} of the detail that is open
   let asking = 0; // number of the last question, 0 while none is open: an answer that comes later than the next question is dropped
   let questions = 0;
@@ -59,9 +60,8 @@ export function createValues(run, t, ask) {
     asking = 0;
     shown = entry && { entry, position: positionOf(run, entry.pane, entry.round, entry.token) };
     node.hidden = !ask || !entry;
-    button.hidden = false;
+    offer.hidden = false;
     button.removeAttribute('aria-disabled');
-    hint.hidden = false;
     results.hidden = true;
     status.textContent = '';
     status.classList.remove('failed');
@@ -103,8 +103,7 @@ export function createValues(run, t, ask) {
     const table = createTable(answer);
     results.replaceChildren(agreement(shown.position, answer.at, t), ...table.nodes);
     results.hidden = false;
-    button.hidden = true;
-    hint.hidden = true;
+    offer.hidden = true;
     table.draw(answer);
     if (focused) table.search.focus({ preventScroll: true });
   }
