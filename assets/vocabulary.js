@@ -87,6 +87,7 @@ export function createValues(run, t, ask) {
   function say(text, failed = false) {
     status.classList.toggle('failed', failed);
     status.textContent = text;
+    if (failed) status.scrollIntoView({ block: 'nearest' });
   }
 
   async function compute() {
@@ -106,19 +107,19 @@ export function createValues(run, t, ask) {
     offer.hidden = true;
     table.draw(answer);
     if (focused) table.search.focus({ preventScroll: true });
+    results.scrollIntoView({ block: 'nearest' });
   }
 
   function columnName(name) {
-    const { delta } = shown.entry.pane;
-    if (name !== 'h') return t(`values.${name}`);
-    return known(delta) ? t('values.h_run', { delta: deltaText(delta) }) : t('values.h_alg');
+    return t(name === 'h' && !known(shown.entry.pane.delta) ? 'values.h_alg' : `values.${name}`);
   }
 
   function columnsText(columns) {
     const { entry: { pane, round, token } } = shown;
     if (!columns.includes('h')) return t('values.columns_none');
     if (!known(pane.delta)) return t('values.columns_h_alg');
-    return t(round.drafted.includes(token) ? 'values.columns_h' : 'values.columns_h_rejected');
+    const own = round.drafted.includes(token) ? 'values.columns_h' : 'values.columns_h_rejected';
+    return t(own, { delta: deltaText(pane.delta) });
   }
 
   function createTable({ columns }) {

@@ -261,6 +261,20 @@ def test_values_that_differ_from_the_recorded_ones_are_said(visit, live_server):
     assert page.complaints == []
 
 
+def test_all_values_fit_a_phone(visit, live_server):
+    """Six columns side by side, in sight once they are there, and nothing wider than the screen."""
+    page = visit(live_server.url, viewport={"width": 390, "height": 844}, has_touch=True, is_mobile=True)
+    page.wait_for_status("Ready")
+    page.pane(1).locator(".token.rescued").first.tap()
+    all_values(page)
+    table = page.viewer.locator(".values table").bounding_box()
+    assert table["x"] >= 0 and table["x"] + table["width"] <= 390
+    assert page.page.evaluate("document.documentElement.scrollWidth") <= 390
+    box = page.viewer.get_by_label(STRINGS["values.find"]).bounding_box()
+    assert 0 <= box["y"] <= 844 - box["height"]
+    assert page.complaints == []
+
+
 def test_an_answer_that_never_comes_leaves_a_sentence(visit, live_server):
     page = visit(live_server.url)
     page.wait_for_status("Ready")
