@@ -212,6 +212,22 @@ def test_a_model_that_fails_says_so_and_its_caches_are_freed(toy):
     assert all(context.closed for model in (toy.verifier, toy.draft) for context in model.contexts)
 
 
+def test_a_long_text_is_read_in_pieces_and_given_up_in_time(toy, monkeypatch):
+    """The models are one for all visitors: a crafted context may not hold them for minutes."""
+    trace = toy_trace(toy, SpS())
+    position = list(positions(trace))[-1]
+    at_once = ask(question(trace, *position))
+    vocabulary._kept.clear()
+    monkeypatch.setattr(vocabulary, "PIECE", 4)
+    assert ask(question(trace, *position)) == at_once
+    vocabulary._kept.clear()
+    monkeypatch.setattr(vocabulary, "READ_S", -1.0)
+    forwards = toy.draft.forwards
+    assert "tokens, more than this machine reads" in ask(question(trace, *position))["error"]
+    assert toy.draft.forwards == forwards
+    assert all(context.closed for model in (toy.verifier, toy.draft) for context in model.contexts)
+
+
 def out_of_memory(ids):
     raise RuntimeError("out of memory")
 

@@ -193,6 +193,8 @@ STRINGS = {
     "values.loading": "The models are still being loaded: ask again when the page says Ready.",
     "values.other_pair": "The loaded pair, {pair}, did not make this run: choose the run's own pair in the settings and press Generate "
     "once, then ask again.",
+    "values.slow": "The text before this token has {length} tokens, more than this machine reads in {seconds:g} seconds: its values are "
+    "not computed again.",
     "values.busy": "The models are busy with a run: ask again when it has ended.",
     "verdict.accepted": "u·p = {up} is below q = {q}, so the token is kept; SpS would keep it as well.",
     "verdict.rescued": "u·p = {up} is not below q = {q}, so SpS would reject the token, but it is below "

@@ -3,6 +3,7 @@
 The browser sends the ids of the context; whatever is wrong with them, or with the moment, comes back as one sentence.
 """
 
+import time
 from collections import OrderedDict
 from concurrent.futures import TimeoutError
 from dataclasses import dataclass
@@ -17,7 +18,7 @@ from torch import Tensor
 from cactus.page import comparison, door
 from cactus.page.models import MODEL_THREAD
 from cactus.page.strings import STRINGS
-from cactus.pairs import Pair, identity
+from cactus.pairs import AnyModel, Pair, identity
 from cactus.rules import Rule, SpS
 from cactus.sampling import Sampling, warp
 from cactus.text import Transcript
@@ -27,6 +28,8 @@ COLUMNS = ("p", "q", "h", "p_raw", "q_raw")
 LARGEST = "largest"  # the order by the larger of p and q
 KEPT = 8  # positions that can be searched without the models
 WAIT_S = 2.0
+PIECE = 256  # ids read at a time: the models must not be held longer than READ_S, and attention costs less memory
+READ_S = 20.0
 MAX_CHARS = 100
 GPU_SECONDS = 30
 SHOWN_AS = str.maketrans("⏎→·", "\n\t ")  # how the page writes what has no glyph
@@ -137,21 +140,30 @@ def _columns(position: Position, generating: bool) -> Tensor:
 
 @torch.inference_mode()
 def columns_at(position: Position) -> Tensor:
-    """Reads the context with both models: (5, V) float64 on the CPU, rows as in COLUMNS; without h, (4, V), where nothing was drafted.
+    """Reads the context with both models, if that is done within READ_S: (5, V) float64 on the CPU, rows as in COLUMNS; without h,
+    (4, V), where nothing was drafted. Raises ValueError with a sentence.
 
     p and q are warped as in the run; p_raw and q_raw are at temperature 1 without filters. h is the target of the drafted token for
     rules that have one, h_alg for the others.
     """
-    pair, rows = _pair(position), []
-    for model in (pair.draft, pair.verifier):
-        context = model.open()
-        try:
-            rows.append(context.forward(torch.tensor(position.ids, device=model.device), 1)[0])
-        finally:
-            context.close()
+    pair, until = _pair(position), time.monotonic() + READ_S
+    rows = [_read(model, position.ids, until) for model in (pair.draft, pair.verifier)]
     p, q = (warp(row, position.sampling) for row in rows)
     columns = [p, q, *_law(position, p, q), *(row.double().softmax(-1) for row in rows)]
     return torch.stack([column.double() for column in columns]).cpu()
+
+
+def _read(model: AnyModel, ids: tuple[int, ...], until: float) -> Tensor:
+    """(V,) logits after `ids`. Raises ValueError with a sentence once it is later than `until`."""
+    context = model.open()
+    try:
+        for piece in torch.tensor(ids, device=model.device).split(PIECE):
+            if time.monotonic() > until:
+                raise ValueError(STRINGS["values.slow"].format(length=len(ids), seconds=READ_S))
+            logits = context.forward(piece, 1)
+        return logits[0]
+    finally:
+        context.close()
 
 
 def _law(position: Position, p: Tensor, q: Tensor) -> list[Tensor]:
