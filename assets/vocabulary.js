@@ -4,7 +4,7 @@
 import { apart, deltaText, known, make, visible } from './elements.js';
 import { positionOf } from './rejudge.js';
 
-const ROUNDING = 1e-4; // the same machine stays within 2e-5 of its own float32 runs, since it reads a text in other chunks
+const ROUNDING = 1e-4; // float32 runs of the same machine stay within 2e-5 of each other, whatever the number of threads
 const TYPING_PAUSE_MS = 250;
 const EXPONENT_BELOW = 0.001;
 
@@ -16,10 +16,10 @@ export function valueText(x) {
 
 /** What the server is asked about a position of a run (cactus/page/vocabulary.py). */
 export function questionOf(run, pane, position) {
-  const { ids, token, drafted } = position;
+  const { ids, steps, token, drafted } = position;
   const { temperature, top_k: topK, top_p: topP } = run.settings;
   return {
-    made_by: run.made_by, ids, token, drafted, rule: pane.rule, delta: pane.delta, parameter: pane.parameter?.value ?? null,
+    made_by: run.made_by, ids, steps, token, drafted, rule: pane.rule, delta: pane.delta, parameter: pane.parameter?.value ?? null,
     temperature, top_k: topK, top_p: topP,
   };
 }

@@ -8,6 +8,7 @@ import hashlib
 import json
 import os
 import platform
+import re
 import time
 from dataclasses import dataclass, field
 from functools import partial
@@ -29,7 +30,7 @@ QWEN = ("Qwen/Qwen3-8B", "Qwen/Qwen3-0.6B")
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
-# What tells pairs apart, in the provenance of their runs.
+# What tells pairs apart, in the provenance of their runs; the kernels belong to the machine.
 IDENTITY = ("verifier", "draft", "sha256", "verifier_revision", "draft_revision")
 
 
@@ -291,8 +292,8 @@ def _choose_threads(verifier: engine.PackedModel, draft: engine.PackedModel) -> 
 
 
 def identity(provenance: dict[str, Any]) -> dict[str, str]:
-    """Which pair a run came from, on whatever machine: two runs of equal identity differ by rounding alone."""
-    return {name: provenance[name] for name in IDENTITY if name in provenance}
+    """Which pair a run came from, on whatever machine and kernels: runs of equal identity are of the same weights."""
+    return {name: re.sub(r", [^,]+ kernels$", "", provenance[name]) for name in IDENTITY if name in provenance}
 
 
 def versions() -> dict[str, str]:

@@ -180,8 +180,8 @@ STRINGS = {
     "values.columns_none": "nothing was drafted here, so no rule applies; p is what the draft would have said",
     "values.agree": "Computed again, p and q agree with the recorded ones.",
     "values.agree_q": "Computed again, q agrees with the recorded one.",
-    "values.differ": "The run recorded {recorded}; computed again it is {again}: more than float32 rounds, as on another machine or "
-    "engine, or in a coarser precision.",
+    "values.differ": "The run recorded {recorded}; computed again it is {again}: more than rounding explains, as on another machine, "
+    "on other kernels or in a coarser precision.",
     "values.differ_p": "p = {value}",
     "values.differ_q": "q = {value}",
     "values.lost": "The server did not answer: try again.",

@@ -5,6 +5,7 @@ The browser sends the ids of the context; whatever is wrong with them, or with t
 
 import time
 from collections import OrderedDict
+from collections.abc import Sequence
 from concurrent.futures import TimeoutError
 from dataclasses import dataclass
 from functools import lru_cache
@@ -28,7 +29,7 @@ COLUMNS = ("p", "q", "h", "p_raw", "q_raw")
 LARGEST = "largest"  # the order by the larger of p and q
 KEPT = 8  # positions that can be searched without the models
 WAIT_S = 2.0
-PIECE = 256  # ids read at a time: the models must not be held longer than READ_S, and attention costs less memory
+PIECE = 1024  # ids read at a time: the models must not be held much longer than READ_S
 READ_S = 20.0
 MAX_CHARS = 100
 GPU_SECONDS = 30
@@ -40,10 +41,12 @@ _one_at_a_time = Lock()
 
 @dataclass(frozen=True)
 class Position:
-    """Where a run stood: what made it, the ids before the position, and the token drafted there (None: the verifier's own turn)."""
+    """Where a run stood: what made it, the ids before the position, how many of them the draft read at a time, and the token
+    drafted there (None: the verifier's own turn)."""
 
     made_by: tuple[tuple[str, str], ...]
     ids: tuple[int, ...]
+    steps: tuple[int, ...]
     sampling: Sampling
     rule: Rule
     drafted: int | None
@@ -53,7 +56,7 @@ def answer(asked: Any, generating: bool) -> dict:
     """The rows of one position that a visitor searches: {columns, rows [[id, text, *values]], found, positive, size, sums, at}, or
     {error: a sentence}.
 
-    asked: {made_by, ids, token, drafted, rule, delta, parameter, temperature, top_k, top_p, find, by} as a browser sent it.
+    asked: {made_by, ids, steps, token, drafted, rule, delta, parameter, temperature, top_k, top_p, find, by} as a browser sent it.
     found: tokens whose text or id matches, all for an empty search; at most ROWS of them come back, whole matches first, then by the
     column `by`. positive: tokens with p or q above 0; sums: over what was found; at: p and q of `token`. generating: whether a run has
     the models, which this never waits for.
@@ -71,13 +74,16 @@ def _checked(asked: Any) -> tuple[Position, int, str, str]:
     """Types and ranges, as far as they can be told without the pair. Raises ValueError with a sentence."""
     if not isinstance(asked, dict):
         raise ValueError(STRINGS["values.malformed"])
-    made_by, ids, token, find, by = (asked.get(name) for name in ("made_by", "ids", "token", "find", "by"))
+    made_by, ids, steps, token, find, by = (asked.get(name) for name in ("made_by", "ids", "steps", "token", "find", "by"))
     rule = asked.get("rule")
     shaped = (
         isinstance(made_by, dict)
         and all(isinstance(text, str) for text in made_by.values())
         and isinstance(ids, list)
-        and all(type(number) is int for number in (*ids, token))
+        and isinstance(steps, list)
+        and all(type(number) is int for number in (*ids, *steps, token))
+        and all(step > 0 for step in steps)
+        and sum(steps) == len(ids)
         and isinstance(asked.get("drafted"), bool)
         and all(isinstance(text, str) and len(text) <= MAX_CHARS for text in (find, by, rule))
     )
@@ -92,7 +98,9 @@ def _checked(asked: Any) -> tuple[Position, int, str, str]:
         door.number(asked.get("temperature")), door.whole(asked.get("top_k"), "Top-k"), door.number(asked.get("top_p"))
     )
     judged_by = door.rule(rule, delta, asked.get("parameter"))
-    position = Position(tuple(sorted(made_by.items())), tuple(ids), sampling, judged_by, token if asked["drafted"] else None)
+    position = Position(
+        tuple(sorted(made_by.items())), tuple(ids), tuple(steps), sampling, judged_by, token if asked["drafted"] else None
+    )
     return position, token, find, by
 
 
@@ -147,20 +155,21 @@ def columns_at(position: Position) -> Tensor:
     rules that have one, h_alg for the others.
     """
     pair, until = _pair(position), time.monotonic() + READ_S
-    rows = [_read(model, position.ids, until) for model in (pair.draft, pair.verifier)]
+    ids = torch.tensor(position.ids)
+    rows = [_read(pair.draft, ids.split(position.steps), until), _read(pair.verifier, [ids], until)]
     p, q = (warp(row, position.sampling) for row in rows)
     columns = [p, q, *_law(position, p, q), *(row.double().softmax(-1) for row in rows)]
     return torch.stack([column.double() for column in columns]).cpu()
 
 
-def _read(model: AnyModel, ids: tuple[int, ...], until: float) -> Tensor:
-    """(V,) logits after `ids`. Raises ValueError with a sentence once it is later than `until`."""
+def _read(model: AnyModel, steps: Sequence[Tensor], until: float) -> Tensor:
+    """(V,) logits after ids that are read step by step. Raises ValueError with a sentence once it is later than `until`."""
     context = model.open()
     try:
-        for piece in torch.tensor(ids, device=model.device).split(PIECE):
+        for piece in (piece for step in steps for piece in step.split(PIECE)):
             if time.monotonic() > until:
-                raise ValueError(STRINGS["values.slow"].format(length=len(ids), seconds=READ_S))
-            logits = context.forward(piece, 1)
+                raise ValueError(STRINGS["values.slow"].format(length=sum(map(len, steps)), seconds=READ_S))
+            logits = context.forward(piece.to(model.device), 1)
         return logits[0]
     finally:
         context.close()

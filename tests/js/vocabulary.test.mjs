@@ -15,15 +15,16 @@ const PANE = { rule: 'cactus', delta: 0.1, parameter: null, rounds: [FIRST, SECO
 const at = (round, one) => positionOf(RUN, PANE, round, one);
 
 test('a draft is judged after the kept text and the drafts before it, rejected ones included', () => {
-  assert.deepEqual(at(FIRST, FIRST.drafted[0]), { ids: [1, 2], token: 3, drafted: true, p: 0.3, q: 0.4 });
-  assert.deepEqual(at(FIRST, FIRST.drafted[3]), { ids: [1, 2, 3, 4, 5], token: 6, drafted: true, p: 0.2, q: 0.3 });
+  assert.deepEqual(at(FIRST, FIRST.drafted[0]), { ids: [1, 2], steps: [1, 1], token: 3, drafted: true, p: 0.3, q: 0.4 });
+  assert.deepEqual(at(FIRST, FIRST.drafted[3]), { ids: [1, 2, 3, 4, 5], steps: [1, 1, 1, 1, 1], token: 6, drafted: true, p: 0.2, q: 0.3 });
   assert.deepEqual(at(SECOND, SECOND.drafted[0]).ids, [1, 2, 3, 4, 7]);
   assert.deepEqual(at(LAST, LAST.drafted[1]).ids, [1, 2, 3, 4, 7, 8, 9, 10]);
+  assert.deepEqual(at(LAST, LAST.drafted[1]).steps, [1, 1, 1, 1, 1, 2, 1]); // the draft had not read 8 when 9 came
 });
 
 test('a replacement stands where the rejected draft stood, a bonus where nothing was drafted', () => {
-  assert.deepEqual(at(FIRST, FIRST.emitted), { ids: [1, 2, 3, 4], token: 5, drafted: true, p: 0.7, q: 0.1 });
-  assert.deepEqual(at(SECOND, SECOND.emitted), { ids: [1, 2, 3, 4, 7, 8], token: 9, drafted: false, p: null, q: 0.5 });
+  assert.deepEqual(at(FIRST, FIRST.emitted), { ids: [1, 2, 3, 4], steps: [1, 1, 1, 1], token: 5, drafted: true, p: 0.7, q: 0.1 });
+  assert.deepEqual(at(SECOND, SECOND.emitted), { ids: [1, 2, 3, 4, 7, 8], steps: [1, 1, 1, 1, 1, 1], token: 9, drafted: false, p: null, q: 0.5 });
 });
 
 test('a position with two equal drafts is told by the token itself', () => {
@@ -35,7 +36,7 @@ test('a position with two equal drafts is told by the token itself', () => {
 test('the question carries the rule with its own parameter and no recorded number', () => {
   const pane = { ...PANE, rule: 'tas', delta: null, parameter: { name: 'epsilon', value: 0.09 } };
   assert.deepEqual(questionOf(RUN, pane, at(SECOND, SECOND.emitted)), {
-    made_by: { verifier: 'v' }, ids: [1, 2, 3, 4, 7, 8], token: 9, drafted: false, rule: 'tas', delta: null, parameter: 0.09,
+    made_by: { verifier: 'v' }, ids: [1, 2, 3, 4, 7, 8], steps: [1, 1, 1, 1, 1, 1], token: 9, drafted: false, rule: 'tas', delta: null, parameter: 0.09,
     temperature: 0.6, top_k: 20, top_p: 0.95,
   });
 });
