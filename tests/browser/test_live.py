@@ -10,6 +10,7 @@ from cactus import recordings
 from cactus.engine import kernels
 from cactus.page.app import FIRST_RECORDING
 from cactus.page.strings import STRINGS
+from cactus.pairs import default_bits
 
 pytestmark = pytest.mark.browser
 
@@ -38,7 +39,7 @@ def asked(**changes):
     """Arguments of the API's /generate."""
     return {
         "prompt": PROMPT, "delta": 0.5, "m": 5, "temperature": 0.6, "top_k": 20, "top_p": 0.95, "length": SHORT, "seed": 4,
-        "chat": True, "pair": "SmolLM2-135M-Instruct", "bits": 5, "left": "sps", "right": "cactus", "left_parameter": None,
+        "chat": True, "pair": "SmolLM2-135M-Instruct", "bits": default_bits(), "left": "sps", "right": "cactus", "left_parameter": None,
         "right_parameter": None,
     } | changes  # fmt: skip
 
