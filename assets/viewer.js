@@ -31,8 +31,7 @@ function sourceLine(run, t) {
     'header', { class: 'source' },
     make('span', { class: `badge ${kind}` }, t(`run.${kind}`)),
     make('span', {}, run.source),
-    make('span', { class: 'quiet' }, t('run.settings', settings)),
-    ...(run.draft_note ? [make('p', { class: 'note' }, run.draft_note)] : []),
+    make('span', { class: 'quiet' }, t(run.settings.auto ? 'run.settings_auto' : 'run.settings', settings)),
   );
 }
 

@@ -56,7 +56,7 @@ class Choice:
 
     verifier: str | None
     draft: str | None
-    bits: int
+    bits: int | None
     device: str
     dtype: str
 
@@ -90,7 +90,7 @@ class Run:
 @dataclass(frozen=True)
 class Forward:
     """One kind of forward: median, least and most seconds; bytes of weights it reads; two lower bounds in seconds: reading those
-    bytes once, and multiplying as many rows with plain matrices of as many weights in the verifier's type."""
+    bytes once, and multiplying as many rows with plain matrices of as many weights on the same kernels."""
 
     name: str
     rows: int
@@ -106,8 +106,8 @@ class Forward:
 class Result:
     """All that was measured, in the units of its parts; fields are filled as the measurement goes on.
 
-    bandwidth: bytes per second of reading a buffer beyond every cache; gflops: of plain matrices, by rows; peak_bytes: resident set
-    of processes of their own and of this one; acceptance: mean Σ min(p, q) of both drafts over the same positions;
+    bandwidth: bytes per second of reading a buffer beyond every cache; gflops: of plain matrices, by kernels and rows; peak_bytes:
+    resident set of processes of their own and of this one; acceptance: mean Σ min(p, q) of both drafts over the same positions;
     rows_seconds: picking the rows that one block's record keeps.
     """
 
@@ -116,7 +116,7 @@ class Result:
     prompts: list[str]
     peak_bytes: dict[str, int] = field(default_factory=dict)
     bandwidth: float | None = None
-    gflops: dict[int, float] = field(default_factory=dict)
+    gflops: dict[str, float] = field(default_factory=dict)
     forwards: list[Forward] = field(default_factory=list)
     acceptance: dict[str, float] = field(default_factory=dict)
     rows_seconds: float | None = None
@@ -222,7 +222,7 @@ def claims(result: Result) -> list[Claim]:
         return first.median / second.median if first and second else None
 
     best = "Cactus δ 0.5"
-    memory = [result.peak_bytes.get(name) for name in ("this engine", ASSISTED)]
+    memory = result.peak_bytes.get("this engine")
     return [
         Claim(f"{ALONE} beside {GENERATE}", times(ALONE, GENERATE), 1.7, True),
         Claim(f"{best} beside {GENERATE}", times(best, GENERATE), 1.9, True),
@@ -232,7 +232,7 @@ def claims(result: Result) -> list[Claim]:
         Claim("draft step beside verifier step", quotient(("draft", 1), ("verifier", 1)), 0.65, False),
         Claim("verifier pass of 5 beside transformers' of 1", quotient(("verifier", 5), ("transformers", 1)), 1.0, False),
         Claim(f"keeping a trace, {best}, m = {m}", _percent(recording(result, best)), 3.0, False, "% of a block"),
-        Claim(f"peak memory beside {ASSISTED}", memory[0] / memory[1] if all(memory) else None, 1.0, False),
+        Claim("peak memory", memory and memory / 1e9, 2.0, False, " GB"),
     ]
 
 
@@ -387,7 +387,7 @@ def load_transformers(choice: Choice, m: int) -> tuple[Any, Any]:
         return AutoModelForCausalLM.from_pretrained(name, dtype=dtype, device_map={"": "cuda" if cuda else "cpu"}).eval()
 
     verifier = part(choice.verifier or embedded.fetch())
-    draft = part(choice.draft) if choice.draft else embedded.draft_from(verifier, choice.bits)
+    draft = part(choice.draft) if choice.draft else embedded.draft_from(verifier, choice.bits or pairs.default_bits())
     verifier.generation_config = GenerationConfig()
     draft.generation_config = GenerationConfig(
         num_assistant_tokens=m, num_assistant_tokens_schedule="constant", assistant_confidence_threshold=0.0
@@ -404,24 +404,20 @@ def bandwidth(device: torch.device) -> float:
     return BUFFER_BYTES / min(_seconds(buffer.sum, device) for _ in range(40))
 
 
-def gflops(rows: int, device: torch.device, dtype: torch.dtype, size: int = 2048) -> float:
-    """GFLOP per second of multiplying `rows` rows with matrices that lie in memory; float32 on a CPU packed, as in cactus.engine."""
-    x = torch.randn(rows, size, device=device, dtype=dtype)
-    matrices = [torch.randn(size, size, device=device, dtype=dtype) for _ in range(BUFFER_BYTES // (size * size * dtype.itemsize))]
-    multiply = F.linear
-    if dtype == torch.float32 and device.type == "cpu" and torch.backends.mkldnn.is_available():
-        matrices = [torch.ops.mkldnn._reorder_linear_weight(matrix, engine.ROWS_HINT) for matrix in matrices]
-
-        def multiply(x, matrix):
-            return torch.ops.mkldnn._linear_pointwise(x, matrix, None, "none", [], "")
+def gflops(rows: int, model: pairs.AnyModel, dtype: torch.dtype, size: int = 2048) -> float:
+    """GFLOP per second of multiplying `rows` rows with square matrices that lie in memory, on the kernels that run this model's."""
+    x = torch.randn(rows, size, device=model.device, dtype=dtype)
+    matrix = model.matrix if isinstance(model, engine.PackedModel) else lambda weight: functools.partial(F.linear, weight=weight)
+    count = BUFFER_BYTES // (size * size * dtype.itemsize)
+    matrices = [matrix(torch.randn(size, size, device=model.device, dtype=dtype)) for _ in range(count)]
 
     def all_of_them():
-        for matrix in matrices:
-            multiply(x, matrix)
+        for multiply in matrices:
+            multiply(x)
 
     with torch.inference_mode():
-        best = min(_seconds(all_of_them, device) for _ in range(20))
-    return 2e-9 * rows * size * size * len(matrices) / best
+        best = min(_seconds(all_of_them, model.device) for _ in range(20))
+    return 2e-9 * rows * size * size * count / best
 
 
 def _seconds(call: Callable[[], Any], device: torch.device) -> float:
@@ -443,8 +439,7 @@ def weight_bytes(model: pairs.AnyModel, module) -> int:
     """Bytes of weights that one pass of this model reads; module: what it was made of."""
     if not isinstance(model, engine.PackedModel):
         return weights(module) * module.dtype.itemsize
-    tensors = [model.norm, model.head, *(tensor for layer in model.layers for tensor in vars(layer).values())]
-    return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
+    return weights(module) * model.matrix.bytes_per_weight
 
 
 def measure_forwards(contest: Contest, ids: list[int], m: int, result: Result) -> None:
@@ -470,7 +465,10 @@ def measure_forwards(contest: Contest, ids: list[int], m: int, result: Result) -
     for (name, rows), seconds in taken.items():
         model, module = sides[name]
         read = weight_bytes(model, module)
-        floors = (read / result.bandwidth, 2e-9 * rows * weights(module) / result.gflops[rows])
+        floors = (
+            read / result.bandwidth,
+            2e-9 * rows * weights(module) / result.gflops[f"{'draft' if name == 'draft' else 'verifier'} {rows}"],
+        )
         result.forwards.append(Forward(name, rows, *asdict(spread(seconds)).values(), read, *floors))
 
 
@@ -586,7 +584,6 @@ def _measured(args: argparse.Namespace, load_pair: Callable[[argparse.Namespace]
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
         "system": platform.platform(),
         "cores": os.cpu_count(),
-        "threads": torch.get_num_threads(),
         "load": os.getloadavg()[0],
     }
     result = Result(machine, asdict(settings) | {"repeats": args.repeats}, list(prompts))
@@ -617,7 +614,7 @@ def measure(
     result.peak_bytes[ASSISTED] = peak_memory(["-c", alone])
 
     pair = load_pair()
-    result.machine |= {"pair": pair.name, **pair.provenance}
+    result.machine |= {"pair": pair.name, "threads": torch.get_num_threads(), **pair.provenance}
     ids = {name: pair.encode(prompt, chat=bool(pair.tokenizer.chat_template)) for name, prompt in prompts.items()}
     for prompt_ids in ids.values():
         pair.check(prompt_ids, settings)
@@ -626,7 +623,8 @@ def measure(
     log.info("floors and single passes …")
     result.bandwidth = bandwidth(pair.device)
     for rows in sorted({1, 5, settings.num_draft_tokens + 1}):
-        result.gflops[rows] = gflops(rows, pair.device, contest.verifier.dtype)
+        result.gflops[f"verifier {rows}"] = gflops(rows, pair.verifier, contest.verifier.dtype)
+    result.gflops["draft 1"] = gflops(1, pair.draft, contest.draft.dtype)
     measure_forwards(contest, ids[next(iter(ids))], settings.num_draft_tokens, result)
     result.rows_seconds = measure_rows(contest, settings.num_draft_tokens)
 
@@ -673,7 +671,6 @@ def read_result(path: Path) -> Result:
             del data[name]
         data["runs"] = [Run(**run) for run in data["runs"]]
         data["forwards"] = [Forward(**forward) for forward in data["forwards"]]
-        data["gflops"] = {int(rows): value for rows, value in data["gflops"].items()}
         return Result(**data)
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise ValueError(f"{path} is not what bench --json writes: {error}.") from error
@@ -748,8 +745,8 @@ def report(result: Result) -> Iterator[str]:
         )
     yield ""
     if result.bandwidth:
-        by_rows = ", ".join(f"{value:.0f} at {rows} row{'s' * (rows > 1)}" for rows, value in result.gflops.items())
-        yield f"Memory is read at {result.bandwidth / 1e9:.1f} GB/s; plain matrices of the verifier's type multiply at {by_rows} GFLOP/s."
+        by_rows = ", ".join(f"{name}: {value:.0f}" for name, value in result.gflops.items())
+        yield f"Memory is read at {result.bandwidth / 1e9:.1f} GB/s; plain matrices multiply at, GFLOP/s by kernels and rows, {by_rows}."
     if result.peak_bytes:
         yield "Peak memory: " + ", ".join(f"{name} {size / 1e6:.0f} MB" for name, size in result.peak_bytes.items()) + "."
     if result.acceptance:

@@ -20,13 +20,13 @@ MAX_DELTA, MAX_M, MAX_LENGTH, MAX_PROMPT_CHARS = 2.0, 16, 512, 20_000
 
 def request(
     models: Models, prompt, delta, m, temperature, top_k, top_p, length, seed, chat, pair, bits, left, right, left_parameter,
-    right_parameter,
+    right_parameter, auto,
 ) -> Request:  # fmt: skip
     """What a visitor asked for. Raises ValueError with a sentence for a value out of range."""
     sampling = Sampling(number(temperature), whole(top_k, "Top-k"), number(top_p))
     settings = Settings(sampling, whole(m, "m"), whole(length, "The length"), whole(seed, "The seed"))
     rules = rule(left, delta, left_parameter), rule(right, delta, right_parameter)
-    return Request(prompt, rules, settings, bool(chat), models.key(pair, bits))
+    return Request(prompt, rules, settings, bool(chat), models.key(pair, bits), bool(auto))
 
 
 def rule(name: str, delta: float | None, parameter: float | None) -> Rule:
@@ -42,7 +42,8 @@ def door(models: Models) -> Callable:
     """The validator of the Generate event: one answer per field, in the order of its inputs."""
 
     def check(
-        prompt, delta, m, temperature, top_k, top_p, length, seed, chat, pair, bits, left, right, left_parameter, right_parameter
+        prompt, delta, m, temperature, top_k, top_p, length, seed, chat, pair, bits, left, right, left_parameter, right_parameter,
+        auto,
     ):  # fmt: skip
         checks = [
             lambda: _prompt(models, prompt, length, chat, models.key(pair, bits)),
@@ -60,6 +61,7 @@ def door(models: Models) -> Callable:
             lambda: rule(right, 0.0, None),
             lambda: rule(left, 0.0, left_parameter),
             lambda: rule(right, 0.0, right_parameter),
+            lambda: None,
         ]
         return [gr.validate(not (said := _complaint(one)), said) for one in checks]
 

@@ -58,6 +58,7 @@ def run_line(traces: Sequence[Trace], live: bool) -> str:
             "top_k": sampling.top_k,
             "top_p": sampling.top_p,
             "num_draft_tokens": settings.num_draft_tokens,
+            "auto": settings.costs is not None,
             "max_new_tokens": settings.max_new_tokens,
             "seed": settings.seed,
         },

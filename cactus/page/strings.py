@@ -14,6 +14,8 @@ STRINGS = {
     "run.prompt_less": "Show less",
     "run.settings": "temperature {temperature} · top-k {top_k} · top-p {top_p} · {num_draft_tokens} drafted per "
     "block · at most {max_new_tokens} tokens · seed {seed}",
+    "run.settings_auto": "temperature {temperature} · top-k {top_k} · top-p {top_p} · up to {num_draft_tokens} drafted per "
+    "block, as many as pay best · at most {max_new_tokens} tokens · seed {seed}",
     "run.off": "off",
     "run.progress": "{label}: round {rounds}, {tokens} tokens",
     "run.progress_end": "{label}: {rounds} rounds, {tokens} tokens, {reason}",
@@ -390,6 +392,9 @@ STRINGS = {
     "control.chat": "chat message",
     "control.raw": "raw text to continue",
     "control.m": "Drafted tokens per block, m",
+    "control.auto": "Choose m by cost",
+    "control.auto_info": "Each block takes the m, up to the number beside, that promises most tokens per second: from the measured "
+    "cost of a pass and the share of judged tokens accepted so far.",
     "control.length": "Length, new tokens",
     "control.seed": "Seed",
     "control.left": "Left rule",

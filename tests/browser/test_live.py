@@ -40,7 +40,7 @@ def asked(**changes):
     return {
         "prompt": PROMPT, "delta": 0.5, "m": 5, "temperature": 0.6, "top_k": 20, "top_p": 0.95, "length": SHORT, "seed": 4,
         "chat": True, "pair": "SmolLM2-135M-Instruct", "bits": default_bits(), "left": "sps", "right": "cactus", "left_parameter": None,
-        "right_parameter": None,
+        "right_parameter": None, "auto": False,
     } | changes  # fmt: skip
 
 

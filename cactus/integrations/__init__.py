@@ -1,0 +1,1 @@
+"""Cactus inside other engines. Each module imports its engine only when used."""
