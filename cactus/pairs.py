@@ -9,6 +9,7 @@ import json
 import logging
 import os
 import platform
+import re
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -32,6 +33,10 @@ EMBEDDED_VERIFIER = f"{EMBEDDED}, Q4_1 weights dequantised to float32"
 EMBEDDED_BITS = (4, 5, 6)
 QWEN = ("Qwen/Qwen3-8B", "Qwen/Qwen3-0.6B")
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+
+
+# What tells pairs apart, in the provenance of their runs; the kernels belong to the machine.
+IDENTITY = ("verifier", "draft", "sha256", "verifier_revision", "draft_revision")
 
 
 class PairError(RuntimeError):
@@ -313,6 +318,11 @@ def _choose_threads(verifier: engine.PackedModel, draft: engine.PackedModel) -> 
                 if repeat:
                     taken.append(time.perf_counter() - start)
     torch.set_num_threads(min(seconds, key=lambda threads: median(seconds[threads])))
+
+
+def identity(provenance: dict[str, Any]) -> dict[str, str]:
+    """Which pair a run came from, on whatever machine and kernels: runs of equal identity are of the same weights."""
+    return {name: re.sub(r", [^,]+ kernels$", "", provenance[name]) for name in IDENTITY if name in provenance}
 
 
 def versions() -> dict[str, str]:

@@ -11,7 +11,7 @@ import gradio as gr
 import plotly
 
 from cactus import pairs, recordings
-from cactus.page import comparison, door
+from cactus.page import comparison, door, vocabulary
 from cactus.page.choices import CHOICES
 from cactus.page.comparison import Pace, Request, compare
 from cactus.page.door import MAX_LENGTH, MAX_M
@@ -33,6 +33,7 @@ FIRST_SCRIPTS = [
         "plots.js",
         "elements.js",
         "detail.js",
+        "vocabulary.js",
         "steps.js",
         "tour.js",
     )
@@ -55,7 +56,7 @@ HEAD = VEIL + "".join(
 MOUNT = """
 const asset = (name) => import(new URL(props.folder + name, document.baseURI));
 Promise.all([asset('viewer.js'), asset('page.js')]).then(([viewer, page]) => {
-  viewer.mount(element, props, watch);
+  viewer.mount(element, props, watch, server);
   page.showWhenSteady();
 });
 """
@@ -160,6 +161,7 @@ def build(models: Models) -> gr.Blocks:
             js_on_load=MOUNT,
             apply_default_css=False,
             elem_id="viewer",
+            server_functions=[all_values],
             strings=STRINGS,
             folder=FOLDER,
         )
@@ -221,6 +223,11 @@ def build(models: Models) -> gr.Blocks:
         )
         page.unload(_arm)
     return page.queue(max_size=QUEUE)
+
+
+def all_values(asked: dict) -> dict:
+    """What assets/vocabulary.js asks, and gets past the queue: one answer while no run has the models, else the reason why not."""
+    return vocabulary.answer(asked, bool(generating))
 
 
 def _arm(request: gr.Request) -> None:
