@@ -297,7 +297,7 @@ def _record(args: argparse.Namespace) -> None:
     known = {recording.name: recording for recording in recordings.RECORDINGS}
     if unknown := set(args.names) - set(known):
         raise ValueError(f"No recording is called {min(unknown)!r}; there are {', '.join(known)}.")
-    pair = pairs.load_embedded(5, _progress())
+    pair = pairs.load_embedded(progress=_progress())
     for name in args.names or known:
         traces = []
         for trace in recordings.record(pair, known[name]):
