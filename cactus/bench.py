@@ -333,7 +333,7 @@ def measure_rows(contest: Contest, m: int) -> float:
     """Seconds of picking the rows of a block's record, median."""
     laws = warp(torch.randn(2, m + 1, contest.pair.verifier.vocab_size, device=contest.pair.device) * 4, Settings().sampling)
     drafted = laws[0, :m].argmax(-1)
-    pick = functools.partial(decoding._rows, *laws, drafted)
+    pick = functools.partial(decoding._rows, *laws, drafted, 2 * Settings().sampling.top_k)
     return statistics.median(_seconds(lambda: pick().tolist(), laws.device) for _ in range(FORWARD_ROUNDS))
 
 

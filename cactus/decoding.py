@@ -40,6 +40,8 @@ def decode(pair, prompt_ids: list[int], rule: Rule, settings: Settings) -> Itera
     """
     pair.check(prompt_ids, settings)
     key, committed, transcript = run_key(settings.seed, settings.prompt_id), list(prompt_ids), Transcript(pair.tokenizer)
+    # All draws there can be, once: to bring some to the device between two passes would wait for it.
+    draws = [uniforms(key, stream, 0, settings.max_new_tokens).to(pair.device) for stream in (DRAFT, ACCEPT, REPLACE)]
     verifier, draft = pair.verifier.open(), pair.draft.open() if settings.num_draft_tokens else None
     contexts = [verifier, draft] if draft else [verifier]
     kept = judged_so_far = 0
@@ -53,7 +55,8 @@ def decode(pair, prompt_ids: list[int], rule: Rule, settings: Settings) -> Itera
             longest = settings.costs.best_length(kept, judged_so_far) if settings.costs else settings.num_draft_tokens
             m = min(longest, settings.num_draft_tokens, settings.max_new_tokens - made - 1)
             watch = Stopwatch(pair.device)
-            judged = _draft_and_judge(draft, verifier, committed, made, m, key, rule, settings, watch)
+            u = [stream[made : made + m + 1] for stream in draws]
+            judged = _draft_and_judge(draft, verifier, committed, m, u, rule, settings, watch)
             round = _record(judged, block, made, settings, pair.eos_ids, transcript, watch)
             committed += [token.id for token in round.emitted]
             kept += round.accepted
@@ -84,32 +87,29 @@ class Judged:
 
 
 @torch.inference_mode()
-def _draft_and_judge(draft, verifier, committed, made, m, key, rule, settings, watch) -> Judged:
-    device, size = verifier.device, verifier.vocab_size
-    # What the device has to be told goes in one piece, before it has anything to do: a copy in between would wait for it.
-    told = [
-        torch.tensor(committed[draft.length :] if m else [], dtype=torch.float64),
-        torch.tensor(committed[verifier.length :], dtype=torch.float64),
-        *(uniforms(key, stream, made, count) for stream, count in ((DRAFT, m), (ACCEPT, m), (REPLACE, m + 1))),
-    ]
-    pending, last, u_draft, u, u_replace = torch.cat(told).to(device).split([len(part) for part in told])
+def _draft_and_judge(draft, verifier, committed, m, u, rule, settings, watch) -> Judged:
+    device, size, (u_draft, u_accept, u_replace) = verifier.device, verifier.vocab_size, u
+    u_accept = u_accept[:m]
+    # What the draft has not read yet ends with the one token that the verifier has not.
+    pending = torch.tensor(committed[(draft or verifier).length :], device=device)
+    last = pending[-1:]
 
     # 1) draft: m tokens, each from the very row that will judge it
     drafted, p = torch.empty(m, dtype=torch.long, device=device), torch.zeros(m + 1, size, device=device)
     for i in range(m):
-        p[i] = warp(draft.forward(drafted[i - 1 : i] if i else pending.long(), 1)[0], settings.sampling)
+        p[i] = warp(draft.forward(drafted[i - 1 : i] if i else pending, 1)[0], settings.sampling)
         drafted[i] = draw(p[i], u_draft[i])
     watch.lap("draft")
 
     # 2) verify: one pass over the last committed token and the drafted ones gives all rows of q
-    logits = verifier.forward(torch.cat([last.long(), drafted]), m + 1)
+    logits = verifier.forward(torch.cat([last, drafted]), m + 1)
     watch.lap("verify")
 
     # 3) judge: count the leading accepted ones; replace the first rejected one, or draw the bonus
     q = warp(logits, settings.sampling)
     gamma = rule.gamma_at(p[:m], q[:m], drafted)
     p_drafted, q_drafted = (rows[:m].gather(-1, drafted[:, None])[:, 0].double() for rows in (p, q))
-    accepted = (u * p_drafted < gamma).long().cumprod(0).sum()[None]
+    accepted = (u_accept * p_drafted < gamma).long().cumprod(0).sum()[None]
     # An index on the device stays there: p[accepted] would fetch the number and wait for it.
     columns = (p, q, torch.cat([drafted, drafted.new_zeros(1)]), u_replace)
     p_there, q_there, n, u_there = (column.index_select(0, accepted)[0] for column in columns)
@@ -117,9 +117,9 @@ def _draft_and_judge(draft, verifier, committed, made, m, key, rule, settings, w
     replacement = draw(law, u_there)
 
     # 4) everything to the host at once
-    rows = _rows(p, q, drafted)
+    rows = _rows(p, q, drafted, min(2 * settings.sampling.top_k or size, ROW_TOKENS, size))
     numbers = torch.cat([
-        drafted.double(), p_drafted, q_drafted, gamma, u,
+        drafted.double(), p_drafted, q_drafted, gamma, u_accept,
         accepted.double(), replacement[None].double(), q_there.gather(0, replacement[None]).double(), rows.flatten(),
     ]).tolist()  # fmt: skip
     watch.lap("rule")
@@ -135,12 +135,12 @@ def _draft_and_judge(draft, verifier, committed, made, m, key, rule, settings, w
     )
 
 
-def _rows(p: Tensor, q: Tensor, drafted: Tensor) -> Tensor:
-    """(m+1, 3·K+2) float64: ids, p and q of the K tokens of a row with most mass in either, the drafted one always among them, and
-    what is left of p and q."""
+def _rows(p: Tensor, q: Tensor, drafted: Tensor, count: int) -> Tensor:
+    """(m+1, 3·count+2) float64: ids, p and q of the `count` tokens of a row with most mass in either, the drafted one always among
+    them, and what is left of p and q."""
     score = torch.maximum(p, q)
     score[: len(drafted)].scatter_(-1, drafted[:, None], 2.0)
-    ids = score.topk(min(ROW_TOKENS, score.shape[-1])).indices
+    ids = score.topk(count).indices
     kept = [row.gather(-1, ids) for row in (p, q)]
     rest = [row.scatter(-1, ids, 0.0).sum(-1, keepdim=True) for row in (p, q)]  # exactly 0 where a row is complete
     return torch.cat([ids.double(), *kept, *rest], -1)

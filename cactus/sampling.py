@@ -46,9 +46,9 @@ def warp(logits: Tensor, sampling: Sampling) -> Tensor:
         return torch.softmax((logits - logits.amax(-1, keepdim=True)) / sampling.temperature, -1)
     top, ids = logits.topk(kept) if kept < size else logits.sort(dim=-1, descending=True, stable=True)
     probs = torch.softmax((top - top[..., :1]) / sampling.temperature, -1)
+    # Before the first token lies exactly nothing, so that any top_p above 0 keeps it.
     before = probs.cumsum(-1) - probs
-    before[..., 0] = -1.0
-    probs = torch.where(before < sampling.top_p, probs, 0.0)
+    probs = probs.masked_fill_(before >= max(sampling.top_p, torch.finfo(torch.float32).tiny), 0.0)
     return torch.zeros_like(logits).scatter_(-1, ids, probs / probs.sum(-1, keepdim=True))
 
 
@@ -77,7 +77,7 @@ def draw(probs: Tensor, u: Tensor) -> Tensor:
 
     probs: (..., V), not necessarily normalised; u: (...) float64 in [0, 1). Returns (...) int64.
     """
-    cumulative = probs.double().cumsum(-1)
+    cumulative = probs.cumsum(-1, dtype=torch.float64)
     total = cumulative[..., -1:].contiguous()
     drawn = torch.searchsorted(cumulative, u[..., None] * total, right=True)
     last = torch.searchsorted(cumulative, total)  # u·total may round up to the total itself

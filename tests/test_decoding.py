@@ -101,7 +101,7 @@ def test_the_law_test_catches_faults(fault, monkeypatch):
     if fault == "draft draw accepts too":
         monkeypatch.setattr(decoding, "ACCEPT", decoding.DRAFT)
     if fault == "same draw everywhere":
-        monkeypatch.setattr(decoding, "uniforms", lambda key, stream, start, n: right_uniforms(key, stream, 0, n))
+        monkeypatch.setattr(decoding, "uniforms", lambda key, stream, start, n: right_uniforms(key, stream, 0, 1).expand(n))
     if fault == "other temperature for q":
         monkeypatch.setattr(decoding, "warp", lambda logits, s: right_warp(logits, s if logits.dim() == 1 else Sampling(0.5, 0, 1)))
     if fault == "replacement from q":
