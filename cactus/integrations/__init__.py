@@ -1,0 +1,1 @@
+"""Cactus inside engines that people already run."""
