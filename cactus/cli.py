@@ -1,4 +1,4 @@
-"""The command line, python -m cactus generate | replay | record | fetch. Results go to standard output, all else to standard error."""
+"""The command line, python -m cactus generate | replay | record | fetch | serve. Results go to standard output, else to standard error."""
 
 import argparse
 import json
@@ -13,6 +13,7 @@ from pathlib import Path
 from cactus import embedded, pairs, recordings
 from cactus.decoding import run
 from cactus.divergences import DIVERGENCES
+from cactus.integrations import serve
 from cactus.metrics import summary
 from cactus.replay import Outlook, Replay, auto_delta, frontier, optimum_curve, outlook
 from cactus.rules import TAS, Cactus, Rule, SpS
@@ -36,7 +37,10 @@ RESET = "\x1b[0m"
 
 def main(arguments: list[str] | None = None) -> None:
     """Parse and run; what the user can mend is one sentence on standard error and exit status 2."""
-    args = _parser().parse_args(arguments)
+    arguments = sys.argv[1:] if arguments is None else arguments
+    # argparse cannot keep options apart that belong to another program.
+    ours = arguments.index("--") if arguments[:1] == ["serve"] and "--" in arguments else len(arguments)
+    args = _parser().parse_args(arguments[:ours], argparse.Namespace(vllm_arguments=arguments[ours + 1 :]))
     logging.basicConfig(level=logging.INFO, stream=sys.stderr, format="%(message)s")
     for noisy in ("httpx", "transformers"):
         logging.getLogger(noisy).setLevel(logging.WARNING)
@@ -91,6 +95,8 @@ def _parser() -> argparse.ArgumentParser:
     replay.add_argument("--al", type=float, help="also the smallest delta that reaches this expected acceptance length")
     replay.add_argument("--json", action="store_true")
     replay.set_defaults(command=_replay)
+
+    serve.add_command(commands)
 
     fetch = commands.add_parser("fetch", help="download and convert the embedded pair")
     fetch.set_defaults(command=lambda args: print(embedded.fetch(_progress())))

@@ -20,9 +20,7 @@ class Answer:
     close: bool
 
 
-def sampled(
-    q: Tensor, p: Tensor, drafted: list[int], delta: float, u: Tensor, race: Tensor, placeholder_spares_p: bool
-) -> Answer:
+def sampled(q: Tensor, p: Tensor, drafted: list[int], delta: float, u: Tensor, race: Tensor, placeholder_spares_p: bool) -> Answer:
     """Accept n with u·p(n) < gamma(n), else emit the winner of the race over (h − p)₊.
 
     q, p: (k, V) float64, p one-hot where the draft did not sample; drafted: k tokens, −1 never accepted; u: (k,); race: (k, V) positive,

@@ -12,11 +12,11 @@ from collections import Counter
 
 os.environ["TRITON_INTERPRET"] = "1"
 
-import reference  # noqa: E402
-import torch  # noqa: E402
-import triton  # noqa: E402
-import triton.language as tl  # noqa: E402
-from triton.backends import backends  # noqa: E402
+import reference
+import torch
+import triton
+import triton.language as tl
+from triton.backends import backends
 
 
 class Driver:
@@ -117,7 +117,9 @@ def scenario(name: str, with_draft: bool, dtype: torch.dtype, padding: int) -> d
         if row + 1 < len(mapping) and local[row + 1] > 0:
             draft[slot, i] = raw[row, :draft_width] + 0.8 * torch.randn(draft_width, generator=generator)
             p = torch.softmax(draft[slot, i] / scale[row], -1)
-            drafted[row + 1] = p.multinomial(1, generator=generator) if with_draft and temperature[row] else logits[row, :draft_width].argmax()
+            drafted[row + 1] = (
+                p.multinomial(1, generator=generator) if with_draft and temperature[row] else logits[row, :draft_width].argmax()
+            )
     drafted[(local > 0) & (torch.rand(len(mapping), generator=generator) < 0.08)] = -1
     pos, before = local + 5, logits.clone()
 
@@ -139,7 +141,11 @@ def scenario(name: str, with_draft: bool, dtype: torch.dtype, padding: int) -> d
         if states.temperature.gpu[slot] == 0:
             answer, bonus = reference.greedy(logits[judged, :width], tokens), logits[last, :width].argmax()
         else:
-            p = torch.softmax(draft[slot, : len(tokens)].double() / scale[last].double(), -1) if with_draft else one_hot(tokens, width)
+            p = (
+                torch.softmax(draft[slot, : len(tokens)].double() / scale[last].double(), -1)
+                if with_draft
+                else one_hot(tokens, width)
+            )
             answer = reference.sampled(q[judged], p, tokens, own[slot], u[judged], race[judged, :width], False)
             bonus = (q[last] * race[last, :width]).argmax()
         expected = answer.tokens + ([bonus.item()] if answer.accepted == len(tokens) else [])
