@@ -6,6 +6,7 @@ import os
 import shlex
 import shutil
 import subprocess
+import sys
 from pathlib import Path
 
 from cactus.integrations.vllm_plugin import VARIABLE, parse_delta
@@ -55,7 +56,8 @@ def run(args: argparse.Namespace) -> None:
     if args.dry_run:
         print(" ".join(f"{name}={value}" for name, value in variables.items()), shlex.join(command))
         return
-    vllm = shutil.which(command[0])
+    own = str(Path(sys.executable).parent)
+    vllm = shutil.which(command[0], path=os.pathsep.join((own, os.environ.get("PATH", os.defpath))))
     if vllm is None:
         raise ValueError("There is no vllm command here: install vLLM 0.31 to 0.33, or use --dry-run to see what would be run.")
     check_plugin(Path(vllm))
