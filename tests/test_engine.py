@@ -5,8 +5,8 @@ import torch
 from test_pairs import small
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from cactus import engine, pairs
-from cactus.engine import FIRST_CAPACITY, PackedModel
+from cactus import embedded, engine, pairs
+from cactus.engine import FIRST_CAPACITY, Float32, Int8, PackedModel
 
 
 def llama(**changes):
@@ -64,15 +64,64 @@ def test_what_does_not_pack_runs_in_transformers():
 
 def test_a_packed_model_that_is_wrong_is_not_used(monkeypatch):
     """On a machine whose kernels give other numbers the pair falls back to transformers."""
-    monkeypatch.setattr(
-        engine, "_linear", lambda x, packed: torch.ops.mkldnn._linear_pointwise(x * 1.1, packed, None, "none", [], "")
-    )
+    right = Float32.__call__
+    monkeypatch.setattr(Float32, "__call__", lambda self, x, onto=None: right(self, x * 1.1, onto))
     assert isinstance(pairs._model(llama(), 50, "verifier"), pairs.Model)
 
 
-def test_the_embedded_verifier(pair):
+@pytest.mark.skipif(not engine.int8_runs(), reason="no eight-bit kernels on this machine")
+def test_eight_bit_products_are_those_of_whole_numbers(monkeypatch):
+    """Against the same rounding done by hand, with outliers in x and in the weights, on the full range and on that of kernels
+    without VNNI; a row gives the same whatever stands beside it."""
+    torch.manual_seed(0)
+    weight, gain, x, onto = torch.randn(40, 64), torch.rand(64) + 0.5, torch.randn(5, 64), torch.randn(5, 40)
+    weight[3] *= 50
+    x[2, 7] = 100
+    for levels in {Int8.levels, 63}:
+        monkeypatch.setattr(Int8, "levels", levels)
+        scale, reach = weight.abs().amax(1) / 127, (x * gain).abs().amax(1)[:, None]
+        whole = (x * gain / reach * levels).round() @ (weight / scale[:, None]).round().T
+        expected = whole * scale * reach / levels
+        matrix = Int8(weight, gain)
+        torch.testing.assert_close(matrix(x), expected, atol=1e-4, rtol=1e-4)
+        torch.testing.assert_close(matrix(x, onto), expected + onto, atol=1e-4, rtol=1e-4)
+        assert torch.equal(matrix(x[2:3]), matrix(x)[2:3])
+
+
+def test_an_eight_bit_row_of_zeros_gives_zeros():
+    """Guards against 0 / 0: a gate can close a whole row."""
+    matrix = Int8(torch.randn(8, 16)) if engine.int8_runs() else Float32(torch.randn(8, 16))
+    assert matrix(torch.zeros(1, 16)).abs().sum() == 0
+
+
+def test_without_eight_bit_kernels_the_draft_is_in_float(monkeypatch):
+    """The same rounded weights; provenance says which kernels ran."""
+    monkeypatch.setattr(engine, "int8_runs", lambda: False)
+    verifier = pairs._model(llama(), 50, "verifier")
+    draft = pairs._rounded(llama(), verifier, 5)
+    ids = torch.arange(9)
+    expected = pairs.Model(embedded.draft_from(llama(), 5), 50).open().forward(ids, 9)
+    torch.testing.assert_close(draft.open().forward(ids, 9), expected, atol=1e-4, rtol=1e-4)
+    assert engine.kernels() == "float32"
+
+
+def test_saturating_kernels_are_not_used(monkeypatch):
+    """Guards against kernels that add two products in 16 bits on a range of x that needs more."""
+    right = Int8.__call__
+    monkeypatch.setattr(Int8, "__call__", lambda self, x, onto=None: right(self, x, onto).clamp(-40, 40))
+    assert not engine.int8_runs.__wrapped__()
+
+
+def test_the_embedded_verifier(pair, verifier_module):
     ids = torch.tensor(pair.encode("Explain why the sea is salty, in two sentences.", chat=True))
     with torch.inference_mode():
-        expected = pair.verifier.module(input_ids=ids[None]).logits[0]
+        expected = verifier_module(input_ids=ids[None]).logits[0]
     torch.testing.assert_close(pair.verifier.open().forward(ids, len(ids)), expected, atol=2e-4, rtol=0)
-    assert pair.draft.head is pair.verifier.head
+    assert pair.draft.embedding is pair.verifier.embedding
+
+
+def test_default_bits_keep_acceptance_where_it_shows(monkeypatch):
+    """Between 78 and 90 % on every kind of kernels that the table knows."""
+    for name, table in pairs.draft_quality().items():
+        monkeypatch.setattr(engine, "kernels", lambda name=name: name)
+        assert 0.78 <= table[str(pairs.default_bits())] <= 0.9

@@ -118,7 +118,9 @@ def build(models: Models) -> gr.Blocks:
                     elem_id="recording",
                 )
                 pair = gr.Dropdown(labels, value=labels[0], label=STRINGS["control.pair"], elem_id="pair")
-                bits = gr.Radio(list(pairs.EMBEDDED_BITS), value=5, label=STRINGS["control.bits"], elem_id="bits")
+                bits = gr.Radio(
+                    list(pairs.EMBEDDED_BITS), value=pairs.default_bits(), label=STRINGS["control.bits"], elem_id="bits"
+                )
                 chat = gr.Radio(
                     [(STRINGS["control.chat"], True), (STRINGS["control.raw"], False)],
                     value=True,

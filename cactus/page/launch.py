@@ -2,6 +2,7 @@
 
 import argparse
 
+from cactus import pairs
 from cactus.cli import add_pair_arguments
 from cactus.page.app import HEAD, STYLES, build
 from cactus.page.models import offered
@@ -14,7 +15,7 @@ def main(arguments: list[str] | None = None) -> None:
     add_pair_arguments(parser)
     args = parser.parse_args(arguments)
     models = offered(args.verifier, args.draft, args.device, args.dtype)
-    models.request(models.key(next(iter(models.choices)), args.bits))
+    models.request(models.key(next(iter(models.choices)), args.bits or pairs.default_bits()))
     build(models).launch(
         server_port=args.port,
         css_paths=STYLES,
