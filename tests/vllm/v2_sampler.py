@@ -6,11 +6,13 @@ a CUDA library call; and a nested kernel without its optional pointers, since th
 """
 
 import json
+import logging
 import os
 import types
 from collections import Counter
 
 os.environ["TRITON_INTERPRET"] = "1"
+logging.basicConfig(level=logging.INFO)
 
 import reference
 import torch
