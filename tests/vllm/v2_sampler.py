@@ -12,7 +12,6 @@ import types
 from collections import Counter
 
 os.environ["TRITON_INTERPRET"] = "1"
-logging.basicConfig(level=logging.INFO)
 
 import reference
 import torch
@@ -167,6 +166,7 @@ def one_hot(tokens: list[int], width: int) -> torch.Tensor:
     return rows
 
 
+logging.basicConfig(level=logging.INFO)
 vllm_plugin.register()
 print(json.dumps(scenario("sampled drafts", True, torch.float32, 0)))
 print(json.dumps(scenario("argmax drafts", False, torch.float32, 0)))
