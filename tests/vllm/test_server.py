@@ -6,6 +6,7 @@ CACTUS_TEST_VERIFIER and CACTUS_TEST_DRAFT name the two model folders; tests/vll
 import json
 import os
 import re
+import shlex
 import socket
 import subprocess
 import sys
@@ -40,17 +41,26 @@ class Server:
 
 
 @contextmanager
-def serving(folder: Path, *arguments: str) -> Iterator[Server]:
-    """vLLM started by `arguments` of python -m cactus serve, or of vllm serve where they name no draft, until the block ends."""
+def serving(folder: Path, *arguments: str, interpreted: bool = False) -> Iterator[Server]:
+    """vLLM started by `arguments` of python -m cactus serve, or of vllm serve where they name no draft, until the block ends.
+
+    interpreted: on Model Runner V2, by the command that --dry-run prints.
+    """
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = str(probe.getsockname()[1])
+    command = [Path(sys.executable).with_name("vllm"), "serve", VERIFIER, *ENGINE, "--port", port]
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
     if "--draft" in arguments:
         command = [sys.executable, "-m", "cactus", "serve", VERIFIER, *arguments, "-m", "4", "--", *ENGINE, "--port", port]
-    else:
-        command = [Path(sys.executable).with_name("vllm"), "serve", VERIFIER, *ENGINE, "--port", port]
+    if interpreted:
+        command.insert(4, "--dry-run")
+        variable, _, *rest = shlex.split(
+            subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True).stdout
+        )
+        command = [sys.executable, Path(__file__).with_name("v2_server.py"), *rest]
+        environment |= [variable.split("=")]
     log = folder / f"{port}.log"
-    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
     with (
         log.open("w") as output,
         subprocess.Popen(command, cwd=folder, env=environment, stdout=output, stderr=subprocess.STDOUT) as process,
@@ -145,6 +155,34 @@ def test_a_budget_raises_acceptance_and_greedy_text_stays(folder, plain_greedy):
     rates = [float(line.split()[4]) for line in done.stdout.splitlines()[1:]]
     assert len(rates) == 2 and rates[0] + 0.03 < rates[1]
     assert "plotly" in plot.read_text()
+
+
+def test_requests_bring_their_own_delta_on_v2(folder, plain_greedy):
+    """A whole engine on Model Runner V2: a delta per request, refused where it is bad, without effect at T = 0.
+
+    At δ = 10⁶ gamma is 1 for every q(n) above 10⁻⁶, so all is accepted; at δ = 0 about 0.7 of 40 drafted tokens, all of them with odds
+    below 1e-5.
+    """
+    with serving(folder, "--draft", DRAFT, "--delta", "0", interpreted=True) as server:
+        log = server.log.read_text()
+        assert "Cactus is active: delta 0 unless a request brings its own, Model Runner V2" in log
+        for value in (-1, "much"):
+            with pytest.raises(urllib.error.HTTPError) as refused:
+                server.complete("Hello", vllm_xargs={"cactus_delta": value})
+            assert refused.value.code == 400
+            assert f"cactus_delta must be a number from 0 up (0 is lossless), got {value!r}" in refused.value.read().decode()
+        text = server.complete(PROMPTS[0], temperature=0, max_tokens=8, vllm_xargs={"cactus_delta": 1})
+        assert len(text) > 8 and plain_greedy[0].startswith(text)
+
+        command = [sys.executable, CLIENT, "--url", server.url, "--deltas", "0,1e6", "--max-tokens", "12"]
+        prompts = folder / "prompts.txt"
+        prompts.write_text("\n".join(PROMPTS[:2]))
+        command += ["--temperature", "1", "--top-k", "0", "--top-p", "1", "--prompts", prompts, "--concurrency", "2"]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=900)
+    assert done.returncode == 0, done.stderr
+    print(done.stdout)
+    lossless, everything = ([int(word) for word in line.split()[2:4]] for line in done.stdout.splitlines()[1:])
+    assert lossless[0] > lossless[1] and everything[0] == everything[1]
 
 
 def test_a_bad_delta_stops_the_server():

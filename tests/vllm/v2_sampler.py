@@ -1,63 +1,28 @@
-"""Replays Model Runner V2's sampler, its own Triton kernels under Triton's interpreter, exactly in float64 with their own random numbers.
+"""Replays Model Runner V2's sampler exactly in float64 with its own random numbers: python v2_sampler.py prints one JSON object a scenario.
 
-python v2_sampler.py, in a process of its own: prints one JSON object a scenario. The interpreter needs four helps, all outside what is
-tested: a CPU backend that vLLM finds, since it takes Triton for absent without one; request slots without pinned memory; log1p, which is
-a CUDA library call; and a nested kernel without its optional pointers, since the interpreter takes a None handed to it for a pointer.
+In a process of its own, since the interpreter must be chosen before Triton is imported.
 """
 
 import json
 import logging
-import os
 import types
 from collections import Counter
 
-os.environ["TRITON_INTERPRET"] = "1"
-
+import interpreted  # noqa: F401 (before vLLM)
 import reference
 import torch
 import triton
 import triton.language as tl
-from triton.backends import backends
+from vllm.config import VllmConfig, set_current_vllm_config
+from vllm.sampling_params import SamplingParams
+from vllm.v1.worker.gpu import buffer_utils
+from vllm.v1.worker.gpu.sample.gumbel import murmur3_uniform32, tl_rand32
+from vllm.v1.worker.gpu.sample.states import SamplingStates
+from vllm.v1.worker.gpu.spec_decode import rejection_sampler as engine
 
+from cactus.integrations import vllm_plugin
 
-class Driver:
-    """An active driver, which is all that vLLM asks."""
-
-    @staticmethod
-    def is_active() -> bool:
-        return True
-
-
-backends["cpu"] = types.SimpleNamespace(driver=Driver, compiler=None)
-
-from vllm.config import VllmConfig, set_current_vllm_config  # noqa: E402
-from vllm.sampling_params import SamplingParams  # noqa: E402
-from vllm.v1.worker.gpu import buffer_utils  # noqa: E402
-from vllm.v1.worker.gpu.sample import gumbel  # noqa: E402
-from vllm.v1.worker.gpu.sample.states import SamplingStates  # noqa: E402
-from vllm.v1.worker.gpu.spec_decode import rejection_sampler as engine  # noqa: E402
-from vllm.v1.worker.gpu.spec_decode import rejection_sampler_utils as kernels  # noqa: E402
-
-from cactus.integrations import vllm_plugin  # noqa: E402
-
-gumbel_noised_argmax, tl_rand32, murmur3_uniform32 = gumbel.gumbel_noised_argmax, gumbel.tl_rand32, gumbel.murmur3_uniform32
-
-
-@triton.jit
-def resample_argmax(
-    logits, block, mask, row, mapping_ptr, temp_ptr, seed_ptr, pos_ptr, vocab_size, USE_FP64: tl.constexpr
-):  # fmt: skip
-    slot = tl.load(mapping_ptr + row).to(tl.int64)
-    temperature = tl.load(temp_ptr + slot).to(tl.float32)
-    return gumbel_noised_argmax(
-        logits, block, mask, tl.load(seed_ptr + slot), tl.load(pos_ptr + row), temperature,
-        IS_DRAFTING=False, USE_FP64=USE_FP64, APPLY_TEMPERATURE=False,
-    )  # fmt: skip
-
-
-@triton.jit
-def log1p(x):
-    return tl.log(1.0 + x)
+buffer_utils.is_uva_available = lambda: False  # no pinned memory here
 
 
 @triton.jit
@@ -67,10 +32,6 @@ def draws(u_ptr, noise_ptr, seed_ptr, pos_ptr, V: tl.constexpr, BLOCK: tl.conste
     tl.store(u_ptr + row, tl_rand32(seed, pos, includes_zero=False))
     tl.store(noise_ptr + row * V + block, murmur3_uniform32(seed, pos, block), mask=block < V)
 
-
-buffer_utils.is_uva_available = lambda: False
-kernels._seeded_resample_argmax = resample_argmax
-kernels.tldevice = types.SimpleNamespace(log1p=log1p)
 
 REQUESTS, SLOTS, MOST, VOCABULARY = 120, 150, 3, 40
 CHOICES = ((0.7, None), (0.0, 1.0), (1.3, 0.1), (1.0, 2.0), (0.5, 0.0))  # temperature, and the request's own delta
