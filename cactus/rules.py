@@ -379,36 +379,32 @@ class SortedRows:
 def shift_logits_(logits: Tensor, n: Tensor, delta: float | Tensor) -> Tensor:
     """Cactus as one shifted logit, in place: softmax of the result is h, since only l[n] has to change,
 
-        l'[n] = logsumexp over x≠n of l  +  ln gamma  −  ln(1 − gamma).
+        l'[n] = logsumexp over x≠n of l  +  ln gamma  −  ln(1 − gamma)  =  l[n]  +  ln(1 − q) − ln q  +  ln gamma − ln(1 − gamma).
 
     logits: (..., V) float, after temperature and filters; n: (...) drafted tokens; delta: a number or (...), one per row.
-    Rows whose delta is 0 and rows where n alone has probability are left as they are, to the bit: so a mask is a delta of 0, and ids
-    that stand for no token must be replaced by one and masked. Returns logits. No value leaves the device and no shape depends on one.
+    Rows whose delta is 0 and rows where n alone or n never has probability are left as they are, to the bit: so a mask is a delta of 0, and
+    ids that stand for no token must be replaced by one and masked. Returns logits. No value leaves the device, no shape depends on one.
+
+    q is float32, yet h is as exact as q also where 1 − q is nothing but rounding: gamma is 1 there unless delta is smaller still, and then
+    gamma is next to q.
     """
     delta = torch.as_tensor(delta, dtype=torch.float32, device=logits.device)
-    before = _at(logits, n)
-    rest = _logsumexp(logits.scatter_(-1, n[..., None], -torch.inf))
-    z = before.float() - rest
-    q, not_q = torch.sigmoid(z), torch.sigmoid(-z)
+    before, q = _at(logits, n), _probability(logits, n)
+    not_q, least = 1 - q, torch.finfo(torch.float32).tiny
     raise_by = (2 * delta * q * not_q).sqrt_()
-    after = rest + (q + raise_by).log_() - (not_q - raise_by).clamp_min_(torch.finfo(torch.float32).tiny).log_()
-    after = torch.where((delta > 0) & rest.isfinite(), after.to(logits.dtype), before)
+    raised = before + ((not_q / q).log_() + (q + raise_by).log_() - (not_q - raise_by).clamp_min_(least).log_())
+    after = torch.where((delta > 0) & (q >= least) & (q < 1), raised.to(logits.dtype), before)
     return logits.scatter_(-1, n[..., None], after[..., None])
 
 
 CPU_CHUNK, CHUNK = 1 << 18, 1 << 26  # logits exponentiated at a time: 1 MB stays in a core's cache; 256 MB on an accelerator
 
 
-def _logsumexp(logits: Tensor) -> Tensor:
-    """(..., V) to (...) float32, −inf or NaN where a row has no finite entry.
-
-    The largest probability is 1/Σ exp(l − max): two maxima and the fused softmax read a row once each, where torch.logsumexp writes and
-    reads it several times; a few rows at a time, so that no second copy of the logits is made. On a CPU that is half the time.
-    """
-    rows = logits.reshape(-1, logits.shape[-1])
-    chunks = rows.split(max(1, (CPU_CHUNK if logits.device.type == "cpu" else CHUNK) // rows.shape[-1]))
-    likeliest = torch.cat([torch.softmax(chunk, -1, dtype=torch.float32).amax(-1) for chunk in chunks])
-    return (rows.amax(-1) - likeliest.log_()).view(logits.shape[:-1])
+def _probability(logits: Tensor, n: Tensor) -> Tensor:
+    """(...) float32, softmax at n, a few rows at a time so that no second copy of the logits is made."""
+    rows = max(1, (CPU_CHUNK if logits.device.type == "cpu" else CHUNK) // logits.shape[-1])
+    chunks = zip(logits.reshape(-1, logits.shape[-1]).split(rows), n.reshape(-1).split(rows), strict=True)
+    return torch.cat([_at(torch.softmax(chunk, -1, dtype=torch.float32), ids) for chunk, ids in chunks]).view(n.shape)
 
 
 def _at(rows: Tensor, n: Tensor) -> Tensor:
