@@ -392,7 +392,7 @@ def shift_logits_(logits: Tensor, n: Tensor, delta: float | Tensor) -> Tensor:
     before, q = _at(logits, n), _probability(logits, n)
     not_q, least = 1 - q, torch.finfo(torch.float32).tiny
     raise_by = (2 * delta * q * not_q).sqrt_()
-    raised = before + ((not_q / q).log_() + (q + raise_by).log_() - (not_q - raise_by).clamp_min_(least).log_())
+    raised = before + ((not_q / q).log_() + (q + raise_by).clamp_max_(1).log_() - (not_q - raise_by).clamp_min_(least).log_())
     after = torch.where((delta > 0) & (q >= least) & (q < 1), raised.to(logits.dtype), before)
     return logits.scatter_(-1, n[..., None], after[..., None])
 

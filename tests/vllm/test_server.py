@@ -126,8 +126,8 @@ def test_a_draft_equal_to_the_verifier_is_always_accepted(folder):
 def test_a_budget_raises_acceptance_and_greedy_text_stays(folder, plain_greedy):
     """Two servers, δ = 0 and 1, the same seeds: T = 0 gives plain vLLM's text, T > 0 more accepted tokens at δ = 1.
 
-    The example client reads the counters. About 0.65 and 0.85 are accepted of 350 drafted tokens: the chance of the wrong order is
-    below 1e-6.
+    The example client reads the counters. About 0.65 and 0.8 of some 800 drafted tokens are accepted: five standard errors apart even where
+    the tokens of a block fall together, so that the wrong order has odds below 1e-6.
     """
     with (
         serving(folder, "--draft", DRAFT, "--delta", "0") as lossless,
@@ -148,12 +148,12 @@ def test_a_budget_raises_acceptance_and_greedy_text_stays(folder, plain_greedy):
 
         plot = folder / "al.html"
         servers = [f"--server=0={lossless.url}", f"--server=1={lossy.url}"]
-        command = [sys.executable, CLIENT, *servers, "--max-tokens", "40", "--output", plot]
+        command = [sys.executable, CLIENT, *servers, "--max-tokens", "96", "--output", plot]
         done = subprocess.run(command, capture_output=True, text=True, timeout=600)
     assert done.returncode == 0, done.stderr
     print(done.stdout)
     rates = [float(line.split()[4]) for line in done.stdout.splitlines()[1:]]
-    assert len(rates) == 2 and rates[0] + 0.03 < rates[1]
+    assert len(rates) == 2 and rates[0] < rates[1]
     assert "plotly" in plot.read_text()
 
 
