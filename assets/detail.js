@@ -211,7 +211,8 @@ function covers(sheet, element) {
   return above.top < below.bottom && above.bottom > below.top && above.left < below.right && above.right > below.left;
 }
 
-export function createDetail(t, currentDelta) {
+/** values: the panel under the token's own, {node, show(entry or null)} */
+export function createDetail(t, currentDelta, values) {
   let shown = null;
   let opener = null;
   const title = make('h3', { tabindex: '-1' }, t('detail.title'));
@@ -220,7 +221,7 @@ export function createDetail(t, currentDelta) {
   }, '×');
   const body = make('div', { class: 'detail-body' });
   const node = make('aside', { class: 'detail', 'aria-label': t('detail.label'), keydown: onKey },
-    make('div', { class: 'detail-head' }, title, close), body);
+    make('div', { class: 'detail-head' }, title, close), body, values.node);
 
   function explain() {
     title.textContent = t('detail.title');
@@ -254,6 +255,7 @@ export function createDetail(t, currentDelta) {
     const top = node.closest('.cactus-viewer').getBoundingClientRect().top;
     node.style.setProperty('--token-bottom', `${opener.getBoundingClientRect().bottom - top}px`);
     refresh();
+    values.show(entry);
     title.focus({ preventScroll: true });
     if (covers(node, opener)) opener.scrollIntoView({ block: 'start' });
   }
@@ -265,6 +267,7 @@ export function createDetail(t, currentDelta) {
     shown = null;
     close.hidden = true;
     node.classList.remove('open');
+    values.show(null);
     explain();
     opener.focus({ preventScroll: true });
   }

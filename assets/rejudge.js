@@ -251,6 +251,36 @@ export function teachingTokens({ run, panes }) {
 
 // ---- one token's distributions, for the detail panel ----
 
+/**
+ * What a token was judged in, to be computed again: {ids of the text before it, steps, token, drafted, p, q}. What replaced a rejected
+ * draft stands at that draft's position; a bonus has nothing drafted, and no recorded p.
+ *
+ * steps: how many of the ids the draft read at a time. On eight-bit kernels its p depends on that: a last bit decides how a value is
+ * rounded. The prompt but its last token comes at once, then what is not cached yet, then every drafted token but the block's last.
+ */
+export function positionOf(run, pane, round, token) {
+  const ids = [...run.prompt_ids];
+  const steps = ids.length > 1 ? [ids.length - 1] : [];
+  let read = ids.length - 1;
+  const draftReads = (many) => {
+    if (ids.length > read) steps.push(ids.length - read);
+    steps.push(...Array.from({ length: many }, () => 1));
+    read = ids.length + many;
+  };
+  for (const { drafted, emitted } of pane.rounds.slice(0, pane.rounds.indexOf(round))) {
+    const kept = drafted.filter(isKept);
+    if (drafted.length > 0) draftReads(Math.min(kept.length, drafted.length - 1));
+    ids.push(...kept.map(({ id }) => id), ...(emitted ? [emitted.id] : []));
+  }
+  const place = round.drafted.includes(token) ? round.drafted.indexOf(token) : round.drafted.filter(isKept).length;
+  draftReads(place);
+  const { id, p, q } = round.drafted[place] ?? token;
+  return {
+    ids: [...ids, ...round.drafted.slice(0, place).map((one) => one.id)], steps, token: id, drafted: place < round.drafted.length,
+    p: p ?? null, q,
+  };
+}
+
 function less(whole, part) {
   return whole === null ? null : Math.max(0, whole - part);
 }

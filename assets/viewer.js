@@ -8,6 +8,7 @@ import {
   CLASSES, addRecord, blockThresholds, curves, emptyLog, firstDifference, gamma, gridPosition, interpolate, isKept,
   nearestIndex, plainText, recordedVerdict, sameDraws, spendingOf, verdictAt,
 } from './rejudge.js';
+import { createValues } from './vocabulary.js';
 
 const OVERLAY = { accept: 'would_accept', reject: 'would_reject', discard: 'would_discard' };
 const OVERLAYS = Object.values(OVERLAY);
@@ -30,8 +31,7 @@ function sourceLine(run, t) {
     'header', { class: 'source' },
     make('span', { class: `badge ${kind}` }, t(`run.${kind}`)),
     make('span', {}, run.source),
-    make('span', { class: 'quiet' }, t('run.settings', settings)),
-    ...(run.draft_note ? [make('p', { class: 'note' }, run.draft_note)] : []),
+    make('span', { class: 'quiet' }, t(run.settings.auto ? 'run.settings_auto' : 'run.settings', settings)),
   );
 }
 
@@ -538,7 +538,7 @@ function createInvitation(t, start) {
 
 // ---- the whole ----
 
-function createViewer(root, t) {
+function createViewer(root, t, ask) {
   const log = emptyLog();
   const plots = createPlots(t);
   let delta = 0;
@@ -570,7 +570,7 @@ function createViewer(root, t) {
     undrawn = [];
     steps?.stop();
     steps = null;
-    const detail = createDetail(t, () => delta);
+    const detail = createDetail(t, () => delta, createValues(log.run, t, ask));
     const actions = { open: detail.open, link, showPass: (pane, round) => steps?.show(pane, round) };
     views = log.panes.map((pane, at) => createPane(pane, at, t, actions));
     parts = {
@@ -794,10 +794,13 @@ function createViewer(root, t) {
   };
 }
 
-/** Draws props.value, a log of JSON lines to which the server only appends, and keeps up with it. */
-export function mount(element, props, watch) {
+/**
+ * Draws props.value, a log of JSON lines to which the server only appends, and keeps up with it. server: Gradio's, with the functions
+ * of the component.
+ */
+export function mount(element, props, watch, server) {
   const root = element.querySelector('.cactus-viewer') ?? element;
-  const viewer = createViewer(root, wording(props.strings));
+  const viewer = createViewer(root, wording(props.strings), server.all_values);
   let done = '';
 
   function read() {

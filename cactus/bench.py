@@ -1,17 +1,13 @@
 """How fast this engine is beside transformers' own decoding, measured in one process on the same prompts, seeds and settings.
 
 Every method runs once on every prompt in every repetition, in an order that is rotated from prompt to prompt, so that a machine that
-slows down slows all of them. Compared are only runs of the same repetition and prompts. Tokens per second are new tokens divided by
-the seconds of the whole call, reading of the prompt included, for every method alike. Runs stop at an end token, as a user's
-would: text after it is read by nobody, and is accepted at other rates than answers. Speeds are pooled over the prompts, so an
-answer that ends early weighs as much as it is long.
-
-Measuring the memory of processes needs a Unix.
+slows down slows all of them. Tokens per second are new tokens divided by the seconds of the whole call, reading of the prompt
+included, for every method alike. Runs stop at an end token, as a user's would: text after it is read by nobody, and is accepted at
+other rates than answers. What comes out of it: cactus.bench_results. Measuring the memory of processes needs a Unix.
 """
 
 import argparse
 import functools
-import importlib.util
 import json
 import logging
 import os
@@ -21,8 +17,8 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -32,6 +28,25 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from cactus import decoding, embedded, engine, pairs, recordings
+from cactus.bench_results import (
+    ALONE,
+    ASSISTED,
+    CACTUS,
+    GENERATE,
+    LOOKUP,
+    METHODS,
+    SPS,
+    TYPICAL,
+    Forward,
+    Result,
+    Run,
+    need_plotly,
+    read_result,
+    report,
+    spread,
+    to_json,
+    write_plot,
+)
 from cactus.decoding import decode
 from cactus.rules import TAS, Cactus, Rule, SpS
 from cactus.sampling import run_key, warp
@@ -39,12 +54,7 @@ from cactus.trace import Settings
 
 log = logging.getLogger("cactus")
 
-SCHEMA = 1
-DELTAS = (0.1, 0.5, 1.0)
-GENERATE, LOOKUP, ASSISTED = "transformers generate", "transformers prompt lookup", "transformers assisted"
-ALONE = "verifier alone"
-ENGINE: dict[str, Rule] = {"SpS": SpS(), **{f"Cactus δ {delta:g}": Cactus(delta) for delta in DELTAS}, "TAS": TAS()}
-METHODS = (GENERATE, LOOKUP, ASSISTED, ALONE, *ENGINE)
+ENGINE: dict[str, Rule] = {SPS: SpS(), **{name: Cactus(delta) for name, delta in CACTUS.items()}, TYPICAL: TAS()}
 
 FORWARD_ROUNDS = 25
 BUFFER_BYTES = 2**28  # larger than any cache
@@ -56,7 +66,7 @@ class Choice:
 
     verifier: str | None
     draft: str | None
-    bits: int
+    bits: int | None
     device: str
     dtype: str
 
@@ -64,180 +74,6 @@ class Choice:
         """The same as options of the command line."""
         given = {name: value for name, value in asdict(self).items() if value is not None}
         return [part for name, value in given.items() for part in (f"--{name}", str(value))]
-
-
-@dataclass(frozen=True)
-class Run:
-    """One method on one prompt in one repetition.
-
-    passes: verifier forwards; accepted, judged: drafted tokens that were kept, and those plus the rejected ones. parts, for this
-    engine: seconds of prefill, of draft, verify, rule and rest (cactus.trace.Round) summed over blocks, of the forwards of the
-    blocks, and of writing the trace's lines afterwards, which is not part of `seconds`. ended: whether an end token ended it.
-    """
-
-    method: str
-    repeat: int
-    prompt: str
-    tokens: int
-    seconds: float
-    passes: int
-    accepted: int
-    judged: int
-    ended: bool
-    parts: dict[str, float] = field(default_factory=dict)
-
-
-@dataclass(frozen=True)
-class Forward:
-    """One kind of forward: median, least and most seconds; bytes of weights it reads; two lower bounds in seconds: reading those
-    bytes once, and multiplying as many rows with plain matrices of as many weights in the verifier's type."""
-
-    name: str
-    rows: int
-    median: float
-    least: float
-    most: float
-    weight_bytes: int
-    read_floor: float
-    matrix_floor: float
-
-
-@dataclass
-class Result:
-    """All that was measured, in the units of its parts; fields are filled as the measurement goes on.
-
-    bandwidth: bytes per second of reading a buffer beyond every cache; gflops: of plain matrices, by rows; peak_bytes: resident set
-    of processes of their own and of this one; acceptance: mean Σ min(p, q) of both drafts over the same positions;
-    rows_seconds: picking the rows that one block's record keeps.
-    """
-
-    machine: dict[str, Any]
-    settings: dict[str, Any]
-    prompts: list[str]
-    peak_bytes: dict[str, int] = field(default_factory=dict)
-    bandwidth: float | None = None
-    gflops: dict[int, float] = field(default_factory=dict)
-    forwards: list[Forward] = field(default_factory=list)
-    acceptance: dict[str, float] = field(default_factory=dict)
-    rows_seconds: float | None = None
-    runs: list[Run] = field(default_factory=list)
-
-    def forward(self, name: str, rows: int) -> Forward | None:
-        return next((item for item in self.forwards if (item.name, item.rows) == (name, rows)), None)
-
-
-@dataclass(frozen=True)
-class Spread:
-    """Median, least and most of some values."""
-
-    median: float
-    least: float
-    most: float
-
-
-@dataclass(frozen=True)
-class Claim:
-    """What a measurement should show: `value` at least or at most `limit`. value None: not measured."""
-
-    text: str
-    value: float | None
-    limit: float
-    at_least: bool
-    unit: str = "x"
-
-    @property
-    def holds(self) -> bool:
-        return self.value is not None and (self.value >= self.limit if self.at_least else self.value <= self.limit)
-
-
-# --- statistics ---
-
-
-def spread(values: Sequence[float]) -> Spread | None:
-    """None of nothing."""
-    return Spread(statistics.median(values), min(values), max(values)) if values else None
-
-
-def speed(runs: Iterable[Run]) -> float:
-    """Tokens per second over all of them: tokens together by seconds together."""
-    runs = list(runs)
-    return sum(run.tokens for run in runs) / sum(run.seconds for run in runs)
-
-
-def speeds(runs: Sequence[Run], method: str) -> list[float]:
-    """Tokens per second in each repetition, over the prompts it ran on."""
-    return [speed(group.values()) for group in _by_repeat(runs, method).values()]
-
-
-def ratios(runs: Sequence[Run], method: str, base: str) -> list[float]:
-    """How many times as fast as `base`, in each repetition, over the prompts that both ran on in it."""
-    ours, theirs = _by_repeat(runs, method), _by_repeat(runs, base)
-    found = []
-    for repeat in ours:
-        if shared := ours[repeat].keys() & theirs.get(repeat, {}).keys():
-            found.append(speed(ours[repeat][name] for name in shared) / speed(theirs[repeat][name] for name in shared))
-    return found
-
-
-def _by_repeat(runs: Sequence[Run], method: str) -> dict[int, dict[str, Run]]:
-    groups: dict[int, dict[str, Run]] = {}
-    for run in runs:
-        if run.method == method:
-            groups.setdefault(run.repeat, {})[run.prompt] = run
-    return groups
-
-
-def rotated(repeat: int, prompt: int) -> tuple[str, ...]:
-    """The order of the methods for one prompt in one repetition: each comes first, second, … about equally often."""
-    first = (repeat + prompt) % len(METHODS)
-    return METHODS[first:] + METHODS[:first]
-
-
-def outside(runs: Sequence[Run], method: str) -> float | None:
-    """Share of the blocks' time that passes outside the models' forwards."""
-    parts = [(run.seconds - run.parts["prefill"], run.parts["forwards"]) for run in runs if run.method == method and run.parts]
-    whole, forwards = (sum(column) for column in zip(*parts, strict=True)) if parts else (0.0, 0.0)
-    return 1 - forwards / whole if whole else None
-
-
-def recording(result: Result, method: str) -> float | None:
-    """Share of the blocks' time that keeping a trace takes: picking its rows, making its records, writing its lines."""
-    runs = [run for run in result.runs if run.method == method and run.parts]
-    if not runs or result.rows_seconds is None:
-        return None
-    seconds = sum(run.parts["rest"] + run.parts["lines"] + run.passes * result.rows_seconds for run in runs)
-    return seconds / sum(run.seconds - run.parts["prefill"] + run.parts["lines"] for run in runs)
-
-
-def claims(result: Result) -> list[Claim]:
-    """What the measurement should show, with what it shows."""
-    m = result.settings["num_draft_tokens"]
-
-    def times(method: str, base: str) -> float | None:
-        found = spread(ratios(result.runs, method, base))
-        return found and found.median
-
-    def quotient(one: tuple[str, int], other: tuple[str, int]) -> float | None:
-        first, second = result.forward(*one), result.forward(*other)
-        return first.median / second.median if first and second else None
-
-    best = "Cactus δ 0.5"
-    memory = [result.peak_bytes.get(name) for name in ("this engine", ASSISTED)]
-    return [
-        Claim(f"{ALONE} beside {GENERATE}", times(ALONE, GENERATE), 1.7, True),
-        Claim(f"{best} beside {GENERATE}", times(best, GENERATE), 1.9, True),
-        Claim(f"SpS beside {GENERATE}", times("SpS", GENERATE), 1.5, True),
-        *(Claim(f"{best} beside {base}", times(best, base), 1.0, True) for base in (LOOKUP, ASSISTED, ALONE)),
-        Claim(f"outside the forwards, {best}", _percent(outside(result.runs, best)), 5.0, False, "% of a block"),
-        Claim("draft step beside verifier step", quotient(("draft", 1), ("verifier", 1)), 0.65, False),
-        Claim("verifier pass of 5 beside transformers' of 1", quotient(("verifier", 5), ("transformers", 1)), 1.0, False),
-        Claim(f"keeping a trace, {best}, m = {m}", _percent(recording(result, best)), 3.0, False, "% of a block"),
-        Claim(f"peak memory beside {ASSISTED}", memory[0] / memory[1] if all(memory) else None, 1.0, False),
-    ]
-
-
-def _percent(share: float | None) -> float | None:
-    return share and 100 * share
 
 
 # --- the contestants ---
@@ -387,7 +223,7 @@ def load_transformers(choice: Choice, m: int) -> tuple[Any, Any]:
         return AutoModelForCausalLM.from_pretrained(name, dtype=dtype, device_map={"": "cuda" if cuda else "cpu"}).eval()
 
     verifier = part(choice.verifier or embedded.fetch())
-    draft = part(choice.draft) if choice.draft else embedded.draft_from(verifier, choice.bits)
+    draft = part(choice.draft) if choice.draft else embedded.draft_from(verifier, choice.bits or pairs.default_bits())
     verifier.generation_config = GenerationConfig()
     draft.generation_config = GenerationConfig(
         num_assistant_tokens=m, num_assistant_tokens_schedule="constant", assistant_confidence_threshold=0.0
@@ -404,24 +240,20 @@ def bandwidth(device: torch.device) -> float:
     return BUFFER_BYTES / min(_seconds(buffer.sum, device) for _ in range(40))
 
 
-def gflops(rows: int, device: torch.device, dtype: torch.dtype, size: int = 2048) -> float:
-    """GFLOP per second of multiplying `rows` rows with matrices that lie in memory; float32 on a CPU packed, as in cactus.engine."""
-    x = torch.randn(rows, size, device=device, dtype=dtype)
-    matrices = [torch.randn(size, size, device=device, dtype=dtype) for _ in range(BUFFER_BYTES // (size * size * dtype.itemsize))]
-    multiply = F.linear
-    if dtype == torch.float32 and device.type == "cpu" and torch.backends.mkldnn.is_available():
-        matrices = [torch.ops.mkldnn._reorder_linear_weight(matrix, engine.ROWS_HINT) for matrix in matrices]
-
-        def multiply(x, matrix):
-            return torch.ops.mkldnn._linear_pointwise(x, matrix, None, "none", [], "")
+def gflops(rows: int, model: pairs.AnyModel, dtype: torch.dtype, size: int = 2048) -> float:
+    """GFLOP per second of multiplying `rows` rows with square matrices that lie in memory, on the kernels that run this model's."""
+    x = torch.randn(rows, size, device=model.device, dtype=dtype)
+    matrix = model.matrix if isinstance(model, engine.PackedModel) else lambda weight: functools.partial(F.linear, weight=weight)
+    count = BUFFER_BYTES // (size * size * dtype.itemsize)
+    matrices = [matrix(torch.randn(size, size, device=model.device, dtype=dtype)) for _ in range(count)]
 
     def all_of_them():
-        for matrix in matrices:
-            multiply(x, matrix)
+        for multiply in matrices:
+            multiply(x)
 
     with torch.inference_mode():
-        best = min(_seconds(all_of_them, device) for _ in range(20))
-    return 2e-9 * rows * size * size * len(matrices) / best
+        best = min(_seconds(all_of_them, model.device) for _ in range(20))
+    return 2e-9 * rows * size * size * count / best
 
 
 def _seconds(call: Callable[[], Any], device: torch.device) -> float:
@@ -443,8 +275,7 @@ def weight_bytes(model: pairs.AnyModel, module) -> int:
     """Bytes of weights that one pass of this model reads; module: what it was made of."""
     if not isinstance(model, engine.PackedModel):
         return weights(module) * module.dtype.itemsize
-    tensors = [model.norm, model.head, *(tensor for layer in model.layers for tensor in vars(layer).values())]
-    return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
+    return weights(module) * model.matrix.bytes_per_weight
 
 
 def measure_forwards(contest: Contest, ids: list[int], m: int, result: Result) -> None:
@@ -470,7 +301,10 @@ def measure_forwards(contest: Contest, ids: list[int], m: int, result: Result) -
     for (name, rows), seconds in taken.items():
         model, module = sides[name]
         read = weight_bytes(model, module)
-        floors = (read / result.bandwidth, 2e-9 * rows * weights(module) / result.gflops[rows])
+        floors = (
+            read / result.bandwidth,
+            2e-9 * rows * weights(module) / result.gflops[f"{'draft' if name == 'draft' else 'verifier'} {rows}"],
+        )
         result.forwards.append(Forward(name, rows, *asdict(spread(seconds)).values(), read, *floors))
 
 
@@ -556,13 +390,19 @@ def read_prompts(path: Path | None) -> dict[str, str]:
     return prompts
 
 
+def rotated(repeat: int, prompt: int) -> tuple[str, ...]:
+    """The order of the methods for one prompt in one repetition: each comes first, second, … about equally often."""
+    first = (repeat + prompt) % len(METHODS)
+    return METHODS[first:] + METHODS[:first]
+
+
 # --- the whole measurement ---
 
 
 def run(args: argparse.Namespace, load_pair: Callable[[argparse.Namespace], pairs.Pair]) -> None:
     """The command: measure (or read an earlier measurement), print the tables, write what --json and --plot name."""
     if args.plot:
-        _need_plotly()
+        need_plotly()
     for path in (args.json, args.plot):
         if path and not path.absolute().parent.is_dir():
             raise ValueError(f"{path} cannot be written: there is no folder {path.parent}.")
@@ -586,7 +426,6 @@ def _measured(args: argparse.Namespace, load_pair: Callable[[argparse.Namespace]
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
         "system": platform.platform(),
         "cores": os.cpu_count(),
-        "threads": torch.get_num_threads(),
         "load": os.getloadavg()[0],
     }
     result = Result(machine, asdict(settings) | {"repeats": args.repeats}, list(prompts))
@@ -617,7 +456,7 @@ def measure(
     result.peak_bytes[ASSISTED] = peak_memory(["-c", alone])
 
     pair = load_pair()
-    result.machine |= {"pair": pair.name, **pair.provenance}
+    result.machine |= {"pair": pair.name, "threads": torch.get_num_threads(), **pair.provenance}
     ids = {name: pair.encode(prompt, chat=bool(pair.tokenizer.chat_template)) for name, prompt in prompts.items()}
     for prompt_ids in ids.values():
         pair.check(prompt_ids, settings)
@@ -626,7 +465,8 @@ def measure(
     log.info("floors and single passes …")
     result.bandwidth = bandwidth(pair.device)
     for rows in sorted({1, 5, settings.num_draft_tokens + 1}):
-        result.gflops[rows] = gflops(rows, pair.device, contest.verifier.dtype)
+        result.gflops[f"verifier {rows}"] = gflops(rows, pair.verifier, contest.verifier.dtype)
+    result.gflops["draft 1"] = gflops(1, pair.draft, contest.draft.dtype)
     measure_forwards(contest, ids[next(iter(ids))], settings.num_draft_tokens, result)
     result.rows_seconds = measure_rows(contest, settings.num_draft_tokens)
 
@@ -651,153 +491,3 @@ def measure(
                     result.runs.append(Run(method, repeat, name, **contest.run(method, prompt_ids, how)))
                     bar.update()
     result.peak_bytes["this process, all models loaded"] = _resident(resource.getrusage(resource.RUSAGE_SELF))
-
-
-# --- what is written ---
-
-
-def to_json(result: Result) -> dict[str, Any]:
-    """Everything measured, and what follows from it."""
-    lines = {method: _line(result, method) for method in _methods(result)}
-    judged = [asdict(claim) | {"holds": claim.holds} for claim in claims(result)]
-    return {"schema": SCHEMA, **asdict(result), "methods": lines, "claims": judged}
-
-
-def read_result(path: Path) -> Result:
-    """The measurement that --json wrote. Raises ValueError for anything else."""
-    try:
-        data = json.loads(path.read_text(encoding="utf-8"))
-        if data.pop("schema") != SCHEMA:
-            raise ValueError(f"its schema is not the {SCHEMA} that this version reads")
-        for name in ("methods", "claims"):
-            del data[name]
-        data["runs"] = [Run(**run) for run in data["runs"]]
-        data["forwards"] = [Forward(**forward) for forward in data["forwards"]]
-        data["gflops"] = {int(rows): value for rows, value in data["gflops"].items()}
-        return Result(**data)
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        raise ValueError(f"{path} is not what bench --json writes: {error}.") from error
-
-
-def _methods(result: Result) -> list[str]:
-    return [method for method in METHODS if any(run.method == method for run in result.runs)]
-
-
-def _line(result: Result, method: str) -> dict[str, Any]:
-    """One method in numbers; None where there is nothing to divide by."""
-    runs = [run for run in result.runs if run.method == method]
-    tokens, passes, accepted, judged = (
-        sum(getattr(run, name) for run in runs) for name in ("tokens", "passes", "accepted", "judged")
-    )
-    split = {part: sum(run.parts[part] for run in runs) / passes for part in ("draft", "verify", "rule", "rest") if runs[0].parts}
-    gain = spread(ratios(result.runs, method, GENERATE))
-    return {
-        "tokens_per_s": asdict(spread(speeds(result.runs, method))),
-        "times_generate": gain and asdict(gain),
-        "al": accepted / passes if judged else None,
-        "passes_per_token": passes / tokens,
-        "accepted_per_judged": accepted / judged if judged else None,
-        "tokens_per_run": tokens / len(runs),
-        "ended": sum(run.ended for run in runs) / len(runs),
-        "seconds_per_block": split or None,
-        "outside_forwards": outside(result.runs, method),
-    }
-
-
-def report(result: Result) -> Iterator[str]:
-    """The measurement as Markdown."""
-    machine, settings = result.machine, result.settings
-    yield (
-        f"{machine.get('pair', 'No pair loaded')}, {machine.get('dtype', '')}; {machine.get('device', machine['system'])}, "
-        f"{machine['cores']} cores, load {machine['load']:.1f} at the start; {machine['date'][:10]}; "
-        + ", ".join(f"{name} {version}" for name, version in machine.get("versions", {}).items())
-        + f". {len(result.prompts)} prompts, {settings['max_new_tokens']} new tokens at most, m = {settings['num_draft_tokens']}, "
-        f"T {settings['sampling']['temperature']:g}, top-k {settings['sampling']['top_k']}, top-p {settings['sampling']['top_p']:g}, "
-        f"seed {settings['seed']}, {settings['repeats']} repetitions; median (least–most). Tokens per second of the whole call."
-    )
-    yield ""
-    planned = settings["repeats"] * len(result.prompts) * len(METHODS)
-    if len(result.runs) < planned:
-        yield f"**Interrupted after {len(result.runs)} of {planned} runs.**"
-        yield ""
-    lines = {method: _line(result, method) for method in _methods(result)}
-    if lines:
-        yield "| method | tokens/s | × generate | AL | passes per token | accepted/judged | tokens per run, ended by end token |"
-        yield "|---|---|---|---|---|---|---|"
-    for method, line in lines.items():
-        yield (
-            f"| {method} | {_range(line['tokens_per_s'], 1)} | {_range(line['times_generate'], 2)} | {_number(line['al'], 2)} "
-            f"| {_number(line['passes_per_token'], 3)} | {_number(line['accepted_per_judged'], 3)} "
-            f"| {line['tokens_per_run']:.0f}, {line['ended']:.0%} |"
-        )
-    if blocks := {method: line for method, line in lines.items() if line["seconds_per_block"]}:
-        yield ""
-        yield "| ms per block | draft | verify | rule | rest | outside forwards |"
-        yield "|---|---|---|---|---|---|"
-    for method, line in blocks.items():
-        cells = " | ".join(f"{1e3 * seconds:.1f}" for seconds in line["seconds_per_block"].values())
-        yield f"| {method} | {cells} | {line['outside_forwards']:.1%} |"
-    if result.forwards:
-        yield ""
-        yield "| one pass | tokens | ms | floor: weights read once | floor: as many weights in plain matrices |"
-        yield "|---|---|---|---|---|"
-    for item in result.forwards:
-        yield (
-            f"| {item.name} | {item.rows} | {1e3 * item.median:.1f} ({1e3 * item.least:.1f}–{1e3 * item.most:.1f}) "
-            f"| {1e3 * item.read_floor:.1f} ({item.weight_bytes / 1e6:.0f} MB) | {1e3 * item.matrix_floor:.1f} |"
-        )
-    yield ""
-    if result.bandwidth:
-        by_rows = ", ".join(f"{value:.0f} at {rows} row{'s' * (rows > 1)}" for rows, value in result.gflops.items())
-        yield f"Memory is read at {result.bandwidth / 1e9:.1f} GB/s; plain matrices of the verifier's type multiply at {by_rows} GFLOP/s."
-    if result.peak_bytes:
-        yield "Peak memory: " + ", ".join(f"{name} {size / 1e6:.0f} MB" for name, size in result.peak_bytes.items()) + "."
-    if result.acceptance:
-        both = ", ".join(f"{name} {value:.3f}" for name, value in result.acceptance.items())
-        yield f"Σ min(p, q) of the draft on the verifier's own text: {both}."
-    yield ""
-    for claim in claims(result):
-        verdict = "not measured" if claim.value is None else "holds" if claim.holds else "falls short"
-        value = "" if claim.value is None else f"{claim.value:.2f}{claim.unit}, "
-        yield f"- {claim.text}: {value}{'at least' if claim.at_least else 'at most'} {claim.limit:g}{claim.unit}: **{verdict}**"
-
-
-def _number(value: float | None, digits: int) -> str:
-    return "–" if value is None else f"{value:.{digits}f}"
-
-
-def _range(values: dict[str, float] | None, digits: int) -> str:
-    return "–" if values is None else "{median:.{0}f} ({least:.{0}f}–{most:.{0}f})".format(digits, **values)
-
-
-def write_plot(result: Result, path: Path) -> None:
-    """Bars of tokens per second, with their spread and what one read of the verifier's weights per token would allow, as one HTML file
-    that needs no network."""
-    import plotly.graph_objects as go
-
-    lines = {method: spread(speeds(result.runs, method)) for method in reversed(_methods(result))}
-    figure = go.Figure(
-        go.Bar(
-            x=[line.median for line in lines.values()],
-            y=list(lines),
-            orientation="h",
-            error_x={
-                "array": [line.most - line.median for line in lines.values()],
-                "arrayminus": [line.median - line.least for line in lines.values()],
-            },
-        )
-    )
-    if alone := result.forward("verifier", 1):
-        figure.add_vline(1 / alone.read_floor, line_dash="dot", annotation_text="one read of the verifier's weights per token")
-    machine = result.machine
-    figure.update_layout(
-        title=f"{machine.get('pair', '')}<br><sup>{machine.get('device', '')}; {machine['date'][:10]}</sup>",
-        xaxis_title="tokens per second, median and least to most of the repetitions",
-        template="plotly_white",
-    )
-    figure.write_html(path, include_plotlyjs=True)
-
-
-def _need_plotly() -> None:
-    if importlib.util.find_spec("plotly") is None:
-        raise ValueError("--plot needs plotly: pip install plotly, or leave the option out.")

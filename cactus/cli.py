@@ -10,10 +10,11 @@ import math
 import os
 import sys
 from collections.abc import Iterator
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 
 from cactus import embedded, pairs, recordings
+from cactus.costs import LONGEST
 from cactus.decoding import run
 from cactus.divergences import DIVERGENCES
 from cactus.integrations import serve
@@ -71,7 +72,10 @@ def _parser() -> argparse.ArgumentParser:
     generate.add_argument(
         "--solver", choices=("taylor", "exact"), default="taylor", help="how gamma meets the budget (default taylor)"
     )
-    generate.add_argument("--num-draft-tokens", "-m", type=int, default=5, help=f"per block, 1 to {MAX_DRAFT_TOKENS} (default 5)")
+    generate.add_argument(
+        "--num-draft-tokens", "-m", type=_length, default=5,
+        help=f"per block, 1 to {MAX_DRAFT_TOKENS}, or auto: what pays best at the measured costs (default 5)",
+    )  # fmt: skip
     generate.add_argument("--max-new-tokens", type=int, default=96)
     generate.add_argument("--temperature", type=float, default=0.6, help="0 is greedy (default 0.6)")
     generate.add_argument("--top-k", type=int, default=20, help="0 is off (default 20)")
@@ -116,7 +120,7 @@ def _parser() -> argparse.ArgumentParser:
     export = commands.add_parser("export-draft", help="write the rounded draft as a folder that transformers loads")
     export.add_argument("folder", type=Path)
     export.add_argument("--verifier", help=f"Hub id or folder (default: {pairs.EMBEDDED})")
-    export.add_argument("--bits", type=int, default=5, help="3 to 8 (default 5)")
+    export.add_argument("--bits", type=int, help="3 to 8 (default: 5 or 6, by kernels)")
     export.set_defaults(command=lambda args: print(pairs.export_draft(args.folder, args.verifier, args.bits, _progress())))
 
     serve.add_command(commands)
@@ -157,13 +161,21 @@ def _rule(args: argparse.Namespace) -> Rule:
     return RULES[args.rule](args.parameter)
 
 
+def _length(text: str) -> int | str:
+    return text if text == "auto" else int(text)
+
+
 def _generate(args: argparse.Namespace) -> None:
-    m = 0 if args.rule == "verifier" else args.num_draft_tokens
+    auto = args.num_draft_tokens == "auto"
+    m = 0 if args.rule == "verifier" else LONGEST if auto else args.num_draft_tokens
     if args.rule != "verifier" and m < 1:
         raise ValueError(f"--num-draft-tokens must lie between 1 and {MAX_DRAFT_TOKENS}, got {m}; --rule verifier drafts nothing.")
     sampling = Sampling(args.temperature, args.top_k, args.top_p)
     settings, rule = Settings(sampling, m, args.max_new_tokens, args.seed), _rule(args)
-    trace, rounds = run(load_pair(args), args.prompt, rule, settings, chat=not args.raw)
+    pair = load_pair(args)
+    if auto and m:
+        settings = replace(settings, costs=pair.costs)
+    trace, rounds = run(pair, args.prompt, rule, settings, chat=not args.raw)
     colour = not args.json and (sys.stdout.isatty() or "FORCE_COLOR" in os.environ) and "NO_COLOR" not in os.environ
     try:
         if args.json:
@@ -291,7 +303,7 @@ def _record(args: argparse.Namespace) -> None:
     known = {recording.name: recording for recording in recordings.RECORDINGS}
     if unknown := set(args.names) - set(known):
         raise ValueError(f"No recording is called {min(unknown)!r}; there are {', '.join(known)}.")
-    pair = pairs.load_embedded(5, _progress())
+    pair = pairs.load_embedded(progress=_progress())
     for name in args.names or known:
         traces = []
         for trace in recordings.record(pair, known[name]):

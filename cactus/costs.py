@@ -22,6 +22,9 @@ class Costs:
     draft: float
     verify: tuple[float, ...]
 
+    def __post_init__(self):
+        object.__setattr__(self, "verify", tuple(self.verify))  # JSON has lists
+
     def best_length(self, accepted: int, judged: int) -> int:
         """The m from 1 up that maximises expected tokens per second, (1 + α + … + αᵐ) / (m·draft + verify[m]), where α is estimated
         from the judged tokens of the run so far and how many of them were accepted.
@@ -42,9 +45,9 @@ class Costs:
 
 
 @torch.inference_mode()
-def measure(pair, sampling: Sampling) -> Costs:
-    """Time a pair's passes: medians of `REPEATS`, the lengths in turn; lengths between those timed are interpolated. A second or two
-    for the embedded pair."""
+def measure(pair) -> Costs:
+    """Time a pair's passes: medians of `REPEATS`, the lengths in turn; lengths between those timed are interpolated. A second for
+    the embedded pair."""
     verifier, draft = pair.verifier.open(), pair.draft.open()
     device, ids = pair.device, torch.arange(CONTEXT, device=pair.device) % pair.verifier.vocab_size
     lengths = [1, 2, 4, 8, LONGEST + 1]
@@ -52,7 +55,7 @@ def measure(pair, sampling: Sampling) -> Costs:
 
     def timed(name: str, context, length: int) -> None:
         start = time.perf_counter()
-        rows = warp(context.forward(ids[:length], length), sampling)
+        rows = warp(context.forward(ids[:length], length), Sampling())
         if context is draft:
             draw(rows, torch.full((length,), 0.5, dtype=torch.float64, device=device))
         if device.type == "cuda":

@@ -32,7 +32,8 @@ def run(pair, prompt: str, rule: Rule, settings: Settings, chat: bool = True) ->
 
 
 def decode(pair, prompt_ids: list[int], rule: Rule, settings: Settings) -> Iterator[Round]:
-    """Generate after `prompt_ids`, one Round per verifier pass; m = 0 decodes with the verifier alone.
+    """Generate after `prompt_ids`, one Round per verifier pass; m = 0 decodes with the verifier alone. Where the settings have costs, m
+    follows from them and from what was judged so far.
 
     Between rounds the verifier's cache holds all committed tokens but the last one, the draft's the same, or one fewer after a fully
     accepted block. Closing the generator frees both caches. Raises PromptError (cactus.pairs) before any model runs.
@@ -41,6 +42,7 @@ def decode(pair, prompt_ids: list[int], rule: Rule, settings: Settings) -> Itera
     key, committed, transcript = run_key(settings.seed, settings.prompt_id), list(prompt_ids), Transcript(pair.tokenizer)
     verifier, draft = pair.verifier.open(), pair.draft.open() if settings.num_draft_tokens else None
     contexts = [verifier, draft] if draft else [verifier]
+    kept = judged_so_far = 0
     try:
         prefix = torch.tensor(committed[:-1], dtype=torch.long, device=pair.device)
         for context in contexts:
@@ -48,11 +50,14 @@ def decode(pair, prompt_ids: list[int], rule: Rule, settings: Settings) -> Itera
                 context.forward(prefix, 1)
         for block in count():
             made = len(committed) - len(prompt_ids)
-            m = min(settings.num_draft_tokens, settings.max_new_tokens - made - 1)
+            longest = settings.costs.best_length(kept, judged_so_far) if settings.costs else settings.num_draft_tokens
+            m = min(longest, settings.num_draft_tokens, settings.max_new_tokens - made - 1)
             watch = Stopwatch(pair.device)
             judged = _draft_and_judge(draft, verifier, committed, made, m, key, rule, settings, watch)
             round = _record(judged, block, made, settings, pair.eos_ids, transcript, watch)
             committed += [token.id for token in round.emitted]
+            kept += round.accepted
+            judged_so_far += sum(token.judged for token in round.drafted)
             for context in contexts:
                 context.crop(min(context.length, len(committed) - 1))
             yield round
@@ -80,38 +85,42 @@ class Judged:
 
 @torch.inference_mode()
 def _draft_and_judge(draft, verifier, committed, made, m, key, rule, settings, watch) -> Judged:
-    # 1) draft: m tokens, each from the very row that will judge it
     device, size = verifier.device, verifier.vocab_size
+    # What the device has to be told goes in one piece, before it has anything to do: a copy in between would wait for it.
+    told = [
+        torch.tensor(committed[draft.length :] if m else [], dtype=torch.float64),
+        torch.tensor(committed[verifier.length :], dtype=torch.float64),
+        *(uniforms(key, stream, made, count) for stream, count in ((DRAFT, m), (ACCEPT, m), (REPLACE, m + 1))),
+    ]
+    pending, last, u_draft, u, u_replace = torch.cat(told).to(device).split([len(part) for part in told])
+
+    # 1) draft: m tokens, each from the very row that will judge it
     drafted, p = torch.empty(m, dtype=torch.long, device=device), torch.zeros(m + 1, size, device=device)
-    u = uniforms(key, DRAFT, made, m).to(device)
-    pending = torch.tensor(committed[draft.length :], device=device) if m else None
     for i in range(m):
-        p[i] = warp(draft.forward(pending, 1)[0], settings.sampling)
-        drafted[i] = draw(p[i], u[i])
-        pending = drafted[i : i + 1]
+        p[i] = warp(draft.forward(drafted[i - 1 : i] if i else pending.long(), 1)[0], settings.sampling)
+        drafted[i] = draw(p[i], u_draft[i])
     watch.lap("draft")
 
     # 2) verify: one pass over the last committed token and the drafted ones gives all rows of q
-    last = torch.tensor(committed[verifier.length :], device=device)
-    logits = verifier.forward(torch.cat([last, drafted]), m + 1)
+    logits = verifier.forward(torch.cat([last.long(), drafted]), m + 1)
     watch.lap("verify")
 
     # 3) judge: count the leading accepted ones; replace the first rejected one, or draw the bonus
     q = warp(logits, settings.sampling)
-    u, u_replace = uniforms(key, ACCEPT, made, m).to(device), uniforms(key, REPLACE, made, m + 1).to(device)
     gamma = rule.gamma_at(p[:m], q[:m], drafted)
     p_drafted, q_drafted = (rows[:m].gather(-1, drafted[:, None])[:, 0].double() for rows in (p, q))
-    accepted = (u * p_drafted < gamma).long().cumprod(0).sum()
-    p_there, q_there = p[accepted], q[accepted]
-    n = torch.cat([drafted, drafted.new_zeros(1)])[accepted]
+    accepted = (u * p_drafted < gamma).long().cumprod(0).sum()[None]
+    # An index on the device stays there: p[accepted] would fetch the number and wait for it.
+    columns = (p, q, torch.cat([drafted, drafted.new_zeros(1)]), u_replace)
+    p_there, q_there, n, u_there = (column.index_select(0, accepted)[0] for column in columns)
     law = torch.where(accepted < m, rule.recovery(p_there, q_there, n), q_there.double())
-    replacement = draw(law, u_replace[accepted])
+    replacement = draw(law, u_there)
 
     # 4) everything to the host at once
     rows = _rows(p, q, drafted)
     numbers = torch.cat([
         drafted.double(), p_drafted, q_drafted, gamma, u,
-        torch.stack([accepted, replacement]).double(), q_there[replacement][None].double(), rows.flatten(),
+        accepted.double(), replacement[None].double(), q_there.gather(0, replacement[None]).double(), rows.flatten(),
     ]).tolist()  # fmt: skip
     watch.lap("rule")
     columns = [numbers[i * m : (i + 1) * m] for i in range(5)]
@@ -130,12 +139,11 @@ def _rows(p: Tensor, q: Tensor, drafted: Tensor) -> Tensor:
     """(m+1, 3·K+2) float64: ids, p and q of the K tokens of a row with most mass in either, the drafted one always among them, and
     what is left of p and q."""
     score = torch.maximum(p, q)
-    score[: len(drafted)] = score[: len(drafted)].scatter(-1, drafted[:, None], 2.0)
+    score[: len(drafted)].scatter_(-1, drafted[:, None], 2.0)
     ids = score.topk(min(ROW_TOKENS, score.shape[-1])).indices
-    p_kept, q_kept = p.gather(-1, ids).double(), q.gather(-1, ids).double()
-    hidden = score.scatter(-1, ids, 0.0) > 0  # exact zeros where a row is complete, not one minus a rounded sum
-    rest = torch.stack([torch.where(hidden, row, 0.0).sum(-1, dtype=torch.float64) for row in (p, q)], -1)
-    return torch.cat([ids.double(), p_kept, q_kept, rest], -1)
+    kept = [row.gather(-1, ids) for row in (p, q)]
+    rest = [row.scatter(-1, ids, 0.0).sum(-1, keepdim=True) for row in (p, q)]  # exactly 0 where a row is complete
+    return torch.cat([ids.double(), *kept, *rest], -1)
 
 
 def _row(numbers: list[float], bonus: bool) -> Row:

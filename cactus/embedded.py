@@ -239,7 +239,7 @@ def round_to_bits(weight: Tensor, bits: int, group_size: int = 64) -> Tensor:
 
     Source: plain round-to-nearest per group, the baseline of the quantisation literature, with a search for the clip.
     """
-    _check(bits)
+    check_bits(bits)
     largest = 2 ** (bits - 1) - 1
     out_features, in_features = weight.shape
     groups = F.pad(weight.float(), (0, -in_features % group_size)).reshape(-1, group_size)
@@ -268,7 +268,7 @@ def draft_from(verifier: "LlamaForCausalLM", bits: int) -> "LlamaForCausalLM":
 
     Source: self-speculation with a quantised draft; QSpec (Zhao et al. 2024) and others draft so too.
     """
-    _check(bits)
+    check_bits(bits)
     values = {id(parameter): parameter.detach() for parameter in verifier.parameters()}
     linears = [module for module in verifier.model.layers.modules() if isinstance(module, nn.Linear)]
     # thousands of small steps: one thread takes .7 s for them, two take 1 s, and 7 s beside busy processes
@@ -283,6 +283,7 @@ def draft_from(verifier: "LlamaForCausalLM", bits: int) -> "LlamaForCausalLM":
     return copy.deepcopy(verifier, memo).eval()
 
 
-def _check(bits: int) -> None:
+def check_bits(bits: int) -> None:
+    """Raises ValueError for bits that nothing is rounded to."""
     if bits not in BITS:
         raise ValueError(f"bits must be a whole number from {BITS[0]} to {BITS[-1]}, got {bits}.")

@@ -40,6 +40,8 @@ class Float32:
     weight: (out, in); gain: (in,), what a norm before this matrix multiplies by; x: (n, in); onto: (n, out)
     """
 
+    bytes_per_weight = 4
+
     def __init__(self, weight: Tensor, gain: Tensor | None = None):
         scaled = weight if gain is None else weight * gain
         self.packed = torch.ops.mkldnn._reorder_linear_weight(scaled.contiguous(), ROWS_HINT)
@@ -57,12 +59,13 @@ class Int8:
     largest entries it evens out: folded into the weights it would cost a twentieth of the accepted tokens.
     """
 
+    bytes_per_weight = 1
     # Without VNNI the kernel adds two products in 16 bits, which holds for seven bits of x only.
     levels = 127 if torch.cpu._is_vnni_supported() else 63
 
     def __init__(self, weight: Tensor, gain: Tensor | None = None):
         self.gain = gain
-        scale = (weight.abs().amax(1) / 127).clamp_min(1e-30)
+        scale = (torch.linalg.vector_norm(weight, math.inf, 1) / 127).clamp_min_(1e-30)
         whole = (weight / scale[:, None]).round_().to(torch.int8)
         zeros = torch.zeros(len(scale), dtype=torch.long)
         with warnings.catch_warnings():
@@ -137,8 +140,9 @@ class PackedModel:
         # A copy: the table itself may be a piece of a mapped file, all of which it would hold in memory.
         self.embedding = module.model.embed_tokens.weight.detach()[:vocab_size].clone() if embedding is None else embedding
         with torch.no_grad():
-            self.layers = [self._pack(layer, matrix, rounded) for layer in module.model.layers]
+            # The head first: what it takes on the way is the most memory that anything here does.
             self.head = matrix(module.lm_head.weight[:vocab_size], self._gain(module.model.norm))
+            self.layers = [self._pack(layer, matrix, rounded) for layer in module.model.layers]
         self._rotary = module.model.rotary_emb
         self._turns = self._rotations(FIRST_CAPACITY)
 

@@ -6,11 +6,14 @@ page can show recorded runs before.
 
 import hashlib
 import json
+import logging
 import os
 import platform
+import re
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -19,14 +22,21 @@ import torch
 from torch import Tensor
 
 import cactus
-from cactus import embedded, engine
+from cactus import embedded, engine, graphs
+from cactus.costs import Costs, measure
 from cactus.trace import Settings
+
+log = logging.getLogger("cactus")
 
 EMBEDDED = "SmolLM2-135M-Instruct"
 EMBEDDED_VERIFIER = f"{EMBEDDED}, Q4_1 weights dequantised to float32"
 EMBEDDED_BITS = (4, 5, 6)
 QWEN = ("Qwen/Qwen3-8B", "Qwen/Qwen3-0.6B")
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+
+
+# What tells pairs apart, in the provenance of their runs; the kernels belong to the machine.
+IDENTITY = ("verifier", "draft", "sha256", "verifier_revision", "draft_revision")
 
 
 class PairError(RuntimeError):
@@ -83,7 +93,7 @@ class Model:
         return Context(self)
 
 
-AnyModel = Model | engine.PackedModel
+AnyModel = Model | engine.PackedModel | graphs.FixedModel
 
 
 @dataclass
@@ -97,6 +107,11 @@ class Pair:
     eos_ids: tuple[int, ...]
     max_length: int
     provenance: dict[str, Any] = field(default_factory=dict)
+
+    @cached_property
+    def costs(self) -> Costs:
+        """What its passes cost on this machine: measured when first asked for, the same ever after."""
+        return measure(self)
 
     @property
     def device(self) -> torch.device:
@@ -128,14 +143,19 @@ class Pair:
             )
 
 
+def zero_gpu() -> bool:
+    """Whether this is a Space on ZeroGPU."""
+    return "SPACES_ZERO_GPU" in os.environ
+
+
 def draft_quality() -> dict[str, dict[str, float]]:
     """α of SpS under the default settings by kernels and bits of the embedded draft, as scripts/draft_quality.py measured it."""
     return json.loads(Path(__file__).with_name("draft_quality.json").read_text())["alpha"]
 
 
 def default_bits() -> int:
-    """The most bits with which SpS accepts between 78 and 90 % on the kernels of this machine: fast, yet with something to see."""
-    return max(int(bits) for bits, alpha in draft_quality()[engine.kernels()].items() if 0.78 <= alpha <= 0.9)
+    """The fewest bits with which SpS accepts between 78 and 90 % on the kernels of this machine: fast, and with something to see."""
+    return min(int(bits) for bits, alpha in draft_quality()[engine.kernels()].items() if 0.78 <= alpha <= 0.9)
 
 
 def load_embedded(bits: int | None = None, progress: embedded.Progress | None = None, verifier: AnyModel | None = None) -> Pair:
@@ -143,7 +163,8 @@ def load_embedded(bits: int | None = None, progress: embedded.Progress | None = 
     `verifier` is shared. Raises embedded.EmbeddedPairError."""
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
-    bits = bits or default_bits()
+    bits = default_bits() if bits is None else bits
+    embedded.check_bits(bits)
     folder = embedded.fetch(progress)
     if progress:
         progress("load", None)
@@ -164,10 +185,11 @@ def load(verifier: str, draft: str | None = None, bits: int | None = None, devic
         raise PairError("No CUDA device answers on this machine: choose --device cpu, or auto.")
     kind = DTYPES[dtype] if dtype != "auto" else torch.bfloat16 if where.type == "cuda" else torch.float32
 
+    bits = default_bits() if bits is None else bits
+    embedded.check_bits(bits)
     tokenizer, module = _read(verifier, kind, where)
     names = {"verifier": verifier, "verifier_revision": _revision(module)}
     if not draft:
-        bits = bits or default_bits()
         _check_rounds(module, verifier)
         return _pair(f"{verifier} and itself at {bits} bits", module, None, bits, tokenizer, names)
     draft_tokenizer, draft_module = _read(draft, kind, where)
@@ -187,10 +209,12 @@ def export_draft(folder: Path, verifier: str | None, bits: int | None, progress:
 
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise PairError(f"{folder} exists and is not an empty folder: name another one, or empty it.")
+    bits = default_bits() if bits is None else bits
+    embedded.check_bits(bits)
     name = verifier or str(embedded.fetch(progress))
     tokenizer, module = _read(name, torch.float32, torch.device("cpu"))
     _check_rounds(module, name)
-    draft = embedded.draft_from(module, bits or default_bits())
+    draft = embedded.draft_from(module, bits)
     try:
         draft.save_pretrained(folder)
         tokenizer.save_pretrained(folder)
@@ -204,7 +228,10 @@ def _read(name: str, dtype: torch.dtype, device: torch.device) -> tuple[Any, tor
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     try:
-        module = AutoModelForCausalLM.from_pretrained(name, dtype=dtype, device_map={"": device})
+        if zero_gpu():  # which carries into its processes what was moved, not what was loaded onto the device
+            module = AutoModelForCausalLM.from_pretrained(name, dtype=dtype).to(device)
+        else:
+            module = AutoModelForCausalLM.from_pretrained(name, dtype=dtype, device_map={"": device})
         return AutoTokenizer.from_pretrained(name), module
     except (OSError, ValueError, KeyError) as error:
         reason = str(error).strip().splitlines()[0]
@@ -230,31 +257,38 @@ def _pair(name: str, verifier, draft, bits: int | None, tokenizer, provenance: d
     packed = isinstance(ours, engine.PackedModel)
     if packed and isinstance(theirs, engine.PackedModel):
         _choose_threads(ours, theirs)
-    kernels = engine.kernels() if isinstance(theirs, engine.PackedModel) and theirs.matrix is engine.Int8 else "float32"
+    dtype = str(verifier.dtype).removeprefix("torch.")
+    kernels = engine.kernels() if isinstance(theirs, engine.PackedModel) and theirs.matrix is engine.Int8 else dtype
     about = {
         "draft": f"the verifier's decoder layers rounded to {bits} bits, {kernels} kernels",
         **provenance,
-        "dtype": str(verifier.dtype).removeprefix("torch."),
+        "dtype": dtype,
         "device": _device_name(verifier.device),
-        "engine": "packed" if packed else "transformers",
+        "engine": {engine.PackedModel: "packed", graphs.FixedModel: "CUDA graphs"}.get(type(ours), "transformers"),
         "versions": versions(),
     }
     return Pair(name, ours, theirs, tokenizer, tuple(sorted(ends)), limit, about)
 
 
 def _model(module, size: int, side: str) -> AnyModel:
-    """The module in the packed engine where that runs and agrees with transformers, else in transformers; either way it must roll
-    back."""
-    plain = Model(module, size)
+    """The module in the fastest engine that takes it and agrees with transformers, else in transformers; either way it must roll back."""
+    if module.device.type == "cuda" and zero_gpu():
+        # The device is there only while a request runs, in a process of its own: no pass can be tried, and graphs would not last.
+        return Model(module, size)
+    engines: list[Callable[..., AnyModel]] = []
     if engine.packs(module):
-        packed = engine.PackedModel(module, size)
+        engines.append(engine.PackedModel)
+    if module.device.type == "cuda" and graphs.fixes(module):
+        engines.append(graphs.FixedModel)
+    for make in engines:
         try:
-            _check_rollback(packed, module, side)
-            return packed
-        except PairError:
-            pass
-    _check_rollback(plain, module, side)
-    return plain
+            model = make(module, size)
+            _check_rollback(model, module, side)
+            return model
+        except PairError as error:
+            log.info("%s is not used for the %s: %s", make.__name__, side, error)
+    _check_rollback(Model(module, size), module, side)
+    return Model(module, size)
 
 
 def _rounded(module, verifier: AnyModel, bits: int) -> AnyModel:
@@ -284,6 +318,11 @@ def _choose_threads(verifier: engine.PackedModel, draft: engine.PackedModel) -> 
                 if repeat:
                     taken.append(time.perf_counter() - start)
     torch.set_num_threads(min(seconds, key=lambda threads: median(seconds[threads])))
+
+
+def identity(provenance: dict[str, Any]) -> dict[str, str]:
+    """Which pair a run came from, on whatever machine and kernels: runs of equal identity are of the same weights."""
+    return {name: re.sub(r", [^,]+ kernels$", "", provenance[name]) for name in IDENTITY if name in provenance}
 
 
 def versions() -> dict[str, str]:
@@ -352,7 +391,8 @@ def _device_name(device: torch.device) -> str:
     info = Path("/proc/cpuinfo")
     lines = info.read_text().splitlines() if info.exists() else []
     names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
-    return f"{names[0] if names else platform.processor() or platform.machine()}, {torch.get_num_threads()} threads"
+    threads = torch.get_num_threads()
+    return f"{names[0] if names else platform.processor() or platform.machine()}, {threads} thread{'s' * (threads > 1)}"
 
 
 def on_hub(names: tuple[str, ...]) -> bool:

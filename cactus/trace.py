@@ -11,6 +11,7 @@ from typing import Any, TextIO
 
 import numpy as np
 
+from cactus.costs import Costs
 from cactus.rules import TAS, Cactus, Fuzzy, Interpolation, Lenience, Mentored, Rule, SpS, TopK
 from cactus.sampling import Sampling, run_key
 
@@ -23,13 +24,15 @@ MAX_DRAFT_TOKENS = 32
 @dataclass(frozen=True)
 class Settings:
     """How to decode. num_draft_tokens is m, drafted tokens per block (0: the verifier alone); prompt_id keeps the draws of a sweep's
-    prompts apart. Raises ValueError with a sentence for anything out of range."""
+    prompts apart. With costs, every block has the m that pays best at them, num_draft_tokens at most. Raises ValueError with a
+    sentence for anything out of range."""
 
     sampling: Sampling = field(default_factory=Sampling)
     num_draft_tokens: int = 5
     max_new_tokens: int = 96
     seed: int = 0
     prompt_id: int = 0
+    costs: Costs | None = None
 
     def __post_init__(self):
         if self.num_draft_tokens != self.num_draft_tokens or not 0 <= self.num_draft_tokens <= MAX_DRAFT_TOKENS:
@@ -233,6 +236,7 @@ def read_traces(lines: Iterable[str] | TextIO) -> list[Trace]:
                     raise ValueError(f"schema {schema} is not the {SCHEMA} this version reads")
                 settings = data.pop("settings")
                 settings["sampling"] = Sampling(**settings["sampling"])
+                settings["costs"] = Costs(**costs) if (costs := settings.get("costs")) else None
                 traces.append(Trace(rule_from_json(data.pop("rule")), Settings(**settings), **data))
             elif kind == "round":
                 traces[-1].rounds.append(_round(data))

@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from cactus import cli, pairs, recordings
+from cactus import cli, embedded, pairs, recordings
 from cactus.trace import read_traces
 
 SHORT = ["--max-new-tokens", "12", "--seed", "7"]
@@ -103,8 +103,8 @@ def test_verifier_alone(loaded, capsys):
 )
 def test_bad_input_is_one_sentence(pair, monkeypatch, capsys, arguments, message):
     def load(bits, progress=None):
-        if bits not in range(3, 9):
-            raise ValueError(f"bits must be a whole number from 3 to 8, got {bits}.")
+        if bits is not None:
+            embedded.check_bits(bits)
         return pair
 
     monkeypatch.setattr(pairs, "load_embedded", load)

@@ -2,17 +2,19 @@
 
 import json
 import math
+from types import SimpleNamespace
 
 import pytest
+import torch
 from test_decoding import PLAIN, run
 from toys import toy_pair
 
-from cactus import recordings
+from cactus import pairs, recordings
 from cactus.metrics import summary
 from cactus.page import app, comparison, door
 from cactus.page.choices import CHOICES, described
 from cactus.page.comparison import Request
-from cactus.page.models import Choice, Models
+from cactus.page.models import Choice, Models, offered
 from cactus.page.records import Pane, recorded_log
 from cactus.page.strings import STRINGS
 from cactus.replay import GRID, Replay
@@ -49,6 +51,7 @@ def models():
 GOOD = {
     "prompt": "abc", "delta": 0.1, "m": 4, "temperature": 1.0, "top_k": 0, "top_p": 1.0, "length": 40, "seed": 3, "chat": False,
     "pair": "toy", "bits": 5, "left": "sps", "right": "cactus", "left_parameter": None, "right_parameter": None,
+    "auto": False,
 }  # fmt: skip
 
 
@@ -130,6 +133,30 @@ def test_baseline_is_measured_once_per_settings(models):
     first, second = (records(comparison.compare(request(models))) for _ in range(2))
     assert [record["k"] for record in first].index("baseline") == len(first) - 1
     assert [record["k"] for record in second].index("baseline") == 1
+
+
+def test_on_zero_gpu_one_pair_is_offered_and_nothing_is_tried_on_the_device(monkeypatch):
+    """There the device answers only while a request runs, and only for what was loaded before the page started."""
+    assert len(offered("some/model", None, "cpu", "auto").choices) == 2
+    monkeypatch.setenv("SPACES_ZERO_GPU", "1")
+    assert list(offered("some/model", None, "cpu", "auto").choices) == ["some/model"]
+    module = SimpleNamespace(device=torch.device("cuda"), config=SimpleNamespace(model_type="llama"), eval=lambda: module)
+    assert isinstance(pairs._model(module, 11, "verifier"), pairs.Model)
+
+
+def test_chosen_lengths_stay_below_the_one_asked_for(models):
+    """With m by cost the log says so, and every block drafts what the measured costs and the tokens judged before it give."""
+    lines = records(comparison.compare(request(models, auto=True)))
+    costs, most = models.loaded().costs, lines[0]["settings"]["num_draft_tokens"]
+    assert lines[0]["settings"]["auto"]
+    accepted = judged = made = 0
+    for line in lines:
+        if line["k"] == "round" and line["pane"] == 0:
+            outcomes = [token["c"] for token in line["drafted"]]
+            assert len(outcomes) == min(most, costs.best_length(accepted, judged), 40 - made - 1)
+            kept = sum(outcome in KEPT for outcome in outcomes)
+            accepted, judged = accepted + kept, judged + kept + outcomes.count("rejected")
+            made += kept + (line["emitted"] is not None)
 
 
 def test_closing_a_comparison_closes_both_runs(models):

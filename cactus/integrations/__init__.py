@@ -1,1 +1,1 @@
-"""Cactus inside engines that people already run."""
+"""Cactus inside other engines. Each module imports its engine only when used."""

@@ -11,7 +11,7 @@ import gradio as gr
 import plotly
 
 from cactus import pairs, recordings
-from cactus.page import comparison, door
+from cactus.page import comparison, door, vocabulary
 from cactus.page.choices import CHOICES
 from cactus.page.comparison import Pace, Request, compare
 from cactus.page.door import MAX_LENGTH, MAX_M
@@ -33,6 +33,7 @@ FIRST_SCRIPTS = [
         "plots.js",
         "elements.js",
         "detail.js",
+        "vocabulary.js",
         "steps.js",
         "tour.js",
     )
@@ -55,7 +56,7 @@ HEAD = VEIL + "".join(
 MOUNT = """
 const asset = (name) => import(new URL(props.folder + name, document.baseURI));
 Promise.all([asset('viewer.js'), asset('page.js')]).then(([viewer, page]) => {
-  viewer.mount(element, props, watch);
+  viewer.mount(element, props, watch, server);
   page.showWhenSteady();
 });
 """
@@ -137,6 +138,9 @@ def build(models: Models) -> gr.Blocks:
                 )
             with gr.Row():
                 m = gr.Slider(1, MAX_M, defaults.num_draft_tokens, step=1, label=STRINGS["control.m"], elem_id="m")
+                auto = gr.Checkbox(
+                    False, label=STRINGS["control.auto"], info=STRINGS["control.auto_info"], min_width=160, elem_id="auto"
+                )
                 length = gr.Slider(
                     1, MAX_LENGTH, defaults.max_new_tokens, step=1, label=STRINGS["control.length"], elem_id="length"
                 )
@@ -157,6 +161,7 @@ def build(models: Models) -> gr.Blocks:
             js_on_load=MOUNT,
             apply_default_css=False,
             elem_id="viewer",
+            server_functions=[all_values],
             strings=STRINGS,
             folder=FOLDER,
         )
@@ -172,8 +177,8 @@ def build(models: Models) -> gr.Blocks:
         )
 
         rules = [left, right, left_parameter, right_parameter]
-        inputs = [prompt, delta, m, temperature, top_k, top_p, length, seed, chat, pair, bits, *rules]
-        controls = [prompt, m, temperature, top_k, top_p, length, seed, chat, pair, bits, recording, left, right]
+        inputs = [prompt, delta, m, temperature, top_k, top_p, length, seed, chat, pair, bits, *rules, auto]
+        controls = [prompt, m, auto, temperature, top_k, top_p, length, seed, chat, pair, bits, recording, left, right]
         values = [control.value for control in controls]
         start.click(_arm, queue=False, api_visibility="private").then(
             _generate(models),
@@ -220,6 +225,11 @@ def build(models: Models) -> gr.Blocks:
     return page.queue(max_size=QUEUE)
 
 
+def all_values(asked: dict) -> dict:
+    """What assets/vocabulary.js asks, and gets past the queue: one answer while no run has the models, else the reason why not."""
+    return vocabulary.answer(asked, bool(generating))
+
+
 def _arm(request: gr.Request) -> None:
     for sessions in (stopped, replaced):
         sessions.discard(request.session_hash)
@@ -261,7 +271,7 @@ def _generate(models: Models) -> Callable:
     def generate(
         prompt: str, delta: float, m: float, temperature: float, top_k: float, top_p: float, length: float, seed: float,
         chat: bool, pair: str, bits: int, left: str, right: str, left_parameter: float | None, right_parameter: float | None,
-        request: gr.Request,
+        auto: bool, request: gr.Request,
     ) -> Iterator[tuple]:  # fmt: skip
         """Run two rules on one prompt; yields the log so far (JSON Lines, see cactus/page/records.py) and a status sentence."""
         log, session = gr.skip(), request.session_hash
@@ -269,7 +279,7 @@ def _generate(models: Models) -> Callable:
         try:
             wanted = door.request(
                 models, prompt, delta, m, temperature, top_k, top_p, length, seed, chat, pair, bits, left, right, left_parameter,
-                right_parameter,
+                right_parameter, auto,
             )  # fmt: skip
             for said in _wait(models, wanted, session):
                 yield log, said

@@ -26,13 +26,14 @@ _baselines: dict[tuple, float] = {}
 
 @dataclass(frozen=True)
 class Request:
-    """What a visitor asked for, checked."""
+    """What a visitor asked for, checked. auto: m follows from the measured costs, the one in the settings is the most."""
 
     prompt: str
     rules: tuple[Rule, ...]
     settings: Settings
     chat: bool
     key: Key
+    auto: bool = False
 
 
 def gpu_seconds(request: Request) -> int:
@@ -44,7 +45,8 @@ def compare(request: Request) -> Iterator[tuple[str, int | None]]:
     """One line at a time, with the number of the pane that it ends: the run, rounds of the rules in turn, all rules at the contexts
     of SpS, and, once per pair and settings, the verifier alone. Raises PromptError before any model runs. Closing it frees all caches."""
     pair = models.loaded()
-    runs = [run(pair, request.prompt, rule, request.settings, request.chat) for rule in request.rules]
+    settings = replace(request.settings, costs=pair.costs) if request.auto else request.settings
+    runs = [run(pair, request.prompt, rule, settings, request.chat) for rule in request.rules]
     panes = [Pane(i, trace) for i, (trace, _) in enumerate(runs)]
     yield run_line([trace for trace, _ in runs], live=True), None
     known = (pair.name, pair.provenance["device"], request.settings.sampling)

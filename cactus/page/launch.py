@@ -15,7 +15,9 @@ def main(arguments: list[str] | None = None) -> None:
     add_pair_arguments(parser)
     args = parser.parse_args(arguments)
     models = offered(args.verifier, args.draft, args.device, args.dtype)
-    models.request(models.key(next(iter(models.choices)), args.bits or pairs.default_bits()))
+    loading = models.request(models.key(next(iter(models.choices)), args.bits or pairs.default_bits()))
+    if pairs.zero_gpu():
+        loading.exception()  # waits; what went wrong is on the page
     build(models).launch(
         server_port=args.port,
         css_paths=STYLES,

@@ -97,4 +97,5 @@ def offered(verifier: str | None, draft: str | None, device: str, dtype: str) ->
         big, small = pairs.QWEN
         choices.append(Choice("Qwen 3 8B + 0.6B", lambda bits, _: pairs.load(big, small, device="cuda"), has_bits=False))
     choices.append(Choice(pairs.EMBEDDED, pairs.load_embedded, has_bits=True))
-    return Models(choices)
+    # ZeroGPU carries into its processes what was on the device before the page started: one pair, and no other later.
+    return Models(choices[:1] if pairs.zero_gpu() else choices)

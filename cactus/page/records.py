@@ -1,7 +1,8 @@
 """From rounds to the lines the viewer draws: an append-only log, one JSON object per line. Nothing here knows a model or Gradio.
 
-"run" (panes, grid, prompt, settings, source), "round" (one verifier pass of one pane, with the pane's numbers so far), "baseline" (the
-verifier alone), "frontier" (every rule at the contexts of SpS), "end" (of one pane). assets/viewer.js and assets/rejudge.js read them.
+"run" (panes, grid, prompt and its ids, settings, source, the pair that made it), "round" (one verifier pass of one pane, with the pane's
+numbers so far), "baseline" (the verifier alone), "frontier" (every rule at the contexts of SpS), "end" (of one pane). assets/viewer.js
+and assets/rejudge.js read them.
 """
 
 import json
@@ -14,6 +15,7 @@ import torch
 from cactus.divergences import KL
 from cactus.metrics import RoundFigures, Summary, figures, summarise, summary
 from cactus.page.choices import described, name_of
+from cactus.pairs import identity
 from cactus.replay import FAMILIES, GRID, Replay, optimum_curve, outlook
 from cactus.rules import Cactus, Rule, SpS
 from cactus.sampling import REPLACE, draw, run_key, uniform
@@ -49,11 +51,14 @@ def run_line(traces: Sequence[Trace], live: bool) -> str:
         "panes": [described(trace.rule) for trace in traces],
         "grid": GRID,
         "prompt": traces[0].prompt,
+        "prompt_ids": traces[0].prompt_ids,
+        "made_by": identity(about),
         "settings": {
             "temperature": sampling.temperature,
             "top_k": sampling.top_k,
             "top_p": sampling.top_p,
             "num_draft_tokens": settings.num_draft_tokens,
+            "auto": settings.costs is not None,
             "max_new_tokens": settings.max_new_tokens,
             "seed": settings.seed,
         },

@@ -182,10 +182,11 @@ def live_server(browser, embedded_folder, tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def serve_log(browser):
-    """serve_log(log) serves the very viewer of the page on a log of the test's own; the button «grow» streams it once more."""
+    """serve_log(log) serves the very viewer of the page on a log of the test's own; the button «grow» streams it once more. With
+    all_values, the page's function of that name, tokens can be asked of the models that the test has put in their place."""
     pages = []
 
-    def serve_log(log):
+    def serve_log(log, all_values=None):
         with gr.Blocks() as page:
             grow = gr.Button("grow", elem_id="grow")
             viewer = gr.HTML(
@@ -193,6 +194,7 @@ def serve_log(browser):
                 html_template='<div class="cactus-viewer"></div>',
                 js_on_load=MOUNT,
                 apply_default_css=False,
+                server_functions=[all_values] if all_values else None,
                 strings=STRINGS,
                 folder=f"gradio_api/file={ASSETS}/",
             )

@@ -1,7 +1,7 @@
 """Token texts that would break a page which treats them as anything but text: real rounds of toy models, drawn by the real viewer."""
 
 import sys
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -14,6 +14,9 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 from toys import toy_pair
 
 from cactus.decoding import run
+from cactus.page import comparison
+from cactus.page.app import all_values
+from cactus.page.models import Choice, Models
 from cactus.page.records import recorded_log
 from cactus.page.strings import STRINGS
 from cactus.rules import Cactus, SpS
@@ -23,6 +26,7 @@ from cactus.trace import Settings
 pytestmark = pytest.mark.browser
 
 SPECIAL = "<|im_end|>"
+HARMFUL = {"<img src=x onerror=window.pwned=1>", "<script>window.pwned=1</script>", "${window.pwned=1}", "{{x}}", "\\u"}
 EMOJI = "👩‍🚀".encode()
 TOKENS = [
     *(text.encode() for text in (
@@ -34,7 +38,6 @@ TOKENS = [
 ]  # fmt: skip
 
 
-@dataclass
 class Bytewise:
     """A byte-level tokenizer over TOKENS; characters may be split over several of them."""
 
@@ -63,10 +66,15 @@ def in_order(strength, seed):
 
 
 @pytest.fixture(scope="module")
-def traces():
-    """SpS and Cactus over all tokens, several times around."""
+def pair():
     pair = replace(toy_pair(len(TOKENS), laws=(in_order(7, 1), in_order(5, 2))), tokenizer=Bytewise())
     pair.provenance = {"verifier": "<b>toy</b>", "draft": "${x}", "device": "{{y}} </script>"}
+    return pair
+
+
+@pytest.fixture(scope="module")
+def traces(pair):
+    """SpS and Cactus over all tokens, several times around."""
     settings = Settings(Sampling(1.0, 0, 1.0), 5, 4 * len(TOKENS), 3)
     both = []
     for rule in (SpS(), Cactus(0.5)):
@@ -77,8 +85,10 @@ def traces():
 
 
 @pytest.fixture(scope="module")
-def url(traces, serve_log):
-    return serve_log(recorded_log(traces, None))
+def url(traces, pair, serve_log):
+    comparison.models = models = Models([Choice("toy", lambda bits, progress: pair, has_bits=False)])
+    models.request(models.key("toy", 0)).result()
+    return serve_log(recorded_log(traces, None), all_values)
 
 
 def reading_order(trace):
@@ -147,6 +157,25 @@ def test_every_hostile_token_opens_harmlessly(visit, url, traces):
         assert title == (text.replace("\n", "⏎").replace("\t", "→") if text.strip(" ") else title)
         assert page.page.locator(".detail tbody tr").count() > 1
         page.page.keyboard.press("Escape")
+    assert unharmed(page)
+
+
+def test_every_hostile_token_is_listed_harmlessly_among_all_values(visit, url):
+    """In the order of the vocabulary's raw values, and as a search for it."""
+    page = visit(url)
+    page.pane(1).locator(".tokens .token").first.click()
+    page.viewer.get_by_role("button", name=STRINGS["values.ask"]).click()
+    rows = page.viewer.locator(".values tbody tr")
+    rows.first.wait_for()
+    shown = dict(zip(rows.locator("small").all_text_contents(), rows.locator("bdi").all_text_contents(), strict=True))
+    assert len(shown) == len(TOKENS)
+    assert {shown[str(TOKENS.index(text.encode()))] for text in HARMFUL} == HARMFUL
+    for text in HARMFUL:
+        page.viewer.get_by_label(STRINGS["values.find"]).fill(text)
+        page.page.wait_for_function(
+            "(text) => document.querySelector('.values tbody bdi')?.textContent === text"
+            " && document.querySelector('.values-status').textContent.includes('match')", arg=text,
+        )  # fmt: skip
     assert unharmed(page)
 
 

@@ -1,17 +1,23 @@
 """Live runs of the embedded pair: generating, stopping, leaving, waiting in the queue, and what is refused at the door."""
 
 import json
+import re
 import urllib.request
 
 import pytest
 
+from cactus import recordings
+from cactus.engine import kernels
+from cactus.page.app import FIRST_RECORDING
 from cactus.page.strings import STRINGS
+from cactus.pairs import default_bits
 
 pytestmark = pytest.mark.browser
 
 # Chosen so that a run is over in seconds, and so that only a broken queue or Stop could be mistaken for a long one.
 SHORT, LONG = 12, 512
 PROMPT = "Tell me about the sea."
+RECORDED = next(recordings.read(one.path)[1] for one in recordings.RECORDINGS if one.name == FIRST_RECORDING).provenance
 
 
 @pytest.fixture(autouse=True)
@@ -33,8 +39,8 @@ def asked(**changes):
     """Arguments of the API's /generate."""
     return {
         "prompt": PROMPT, "delta": 0.5, "m": 5, "temperature": 0.6, "top_k": 20, "top_p": 0.95, "length": SHORT, "seed": 4,
-        "chat": True, "pair": "SmolLM2-135M-Instruct", "bits": 5, "left": "sps", "right": "cactus", "left_parameter": None,
-        "right_parameter": None,
+        "chat": True, "pair": "SmolLM2-135M-Instruct", "bits": default_bits(), "left": "sps", "right": "cactus", "left_parameter": None,
+        "right_parameter": None, "auto": False,
     } | changes  # fmt: skip
 
 
@@ -150,6 +156,174 @@ def test_two_visitors_get_their_own_runs_one_after_the_other(visit, live_server)
         assert page.pane(1).locator("h3").inner_text() == f"Cactus δ = {delta}"
         assert page.complaints == []
     assert first.text(1) != second.text(1)
+
+
+def all_values(page):
+    """Ask the models for the values of the token that is open; its rows."""
+    page.viewer.get_by_role("button", name=STRINGS["values.ask"]).click()
+    page.viewer.locator(".values tbody tr").first.wait_for()
+    return rows_shown(page)
+
+
+def rows_shown(page):
+    """Id to the texts of the cells, in the order of the table."""
+    rows = page.viewer.locator(".values tbody").evaluate(
+        """(body) => [...body.rows].map((row) => [
+             row.querySelector('small').textContent, [...row.cells].map((cell) => (cell.querySelector('bdi') ?? cell).textContent)])"""
+    )
+    return dict(rows)
+
+
+def recorded_rows(page):
+    """Token to p and q as the detail shows them from the log."""
+    return page.viewer.locator(".detail-body tbody").evaluate(
+        """(body) => Object.fromEntries([...body.rows].filter((row) => row.querySelector('bdi')).map((row) => (
+             [row.querySelector('bdi').textContent, [row.cells[1].textContent, row.cells[2].textContent]])))"""
+    )
+
+
+def agree(page, rows, columns=(0, 1)):
+    """Whether p and q as the models say them are what the detail shows from the log, as far as that has three digits."""
+    again = {cells[0]: [cells[1 + column] for column in columns] for cells in rows.values()}
+    known = {token: [values[column] for column in columns] for token, values in recorded_rows(page).items()}
+    close = [
+        abs(float(one) - float(other)) <= 0.001 + 1e-9
+        for token, values in known.items()
+        for one, other in zip(values, again[token], strict=True)
+        if "<" not in one
+    ]
+    return len(close) >= len(columns) and all(close)
+
+
+def with_recorded_pair(visit, server, **options):
+    """A visitor who sees the first recorded run and has the pair loaded that made it."""
+    page = visit(server.url, **options)
+    page.wait_for_status("Ready")
+    bits = re.search(r"rounded to (\d) bits", RECORDED["draft"])[1]
+    if f"{bits} bits" not in page.status():
+        page.open_settings()
+        page.page.locator("#bits label").get_by_text(bits, exact=True).click()
+        page.set("length", 4)
+        page.run()
+        page.choose_recording(FIRST_RECORDING)
+        assert f"{bits} bits" in page.status()
+    return page
+
+
+def test_all_values_of_a_recorded_token(visit, live_server):
+    """By keyboard alone: the table, what it holds, a search, an order, and back to the tokens. Recorded on other kernels, p is another
+    one, and the page says so; q is the same."""
+    page = with_recorded_pair(visit, live_server)
+    page.pane(1).locator(".token.rescued").first.focus()
+    page.page.keyboard.press("Enter")
+    for _ in range(2):
+        page.page.keyboard.press("Tab")  # past the close button
+    assert page.focused().inner_text() == STRINGS["values.ask"]
+    page.page.keyboard.press("Enter")
+    page.viewer.locator(".values tbody tr").first.wait_for()
+    rows = rows_shown(page)
+    same = RECORDED["draft"].endswith(f"{kernels()} kernels")
+    assert len(rows) == 300 and agree(page, rows, (0, 1) if same else (1,))
+    assert all(len(cells) == 6 for cells in rows.values())
+    said = page.page.locator(".values-status")
+    assert said.inner_text().endswith("Shown: 300 of 49152.")
+    if same:
+        assert page.viewer.get_by_text(STRINGS["values.agree"]).is_visible()
+    else:
+        assert "The run recorded p = " in page.viewer.locator(".values .note").inner_text()
+    title = page.page.locator(".big-token").inner_text()
+    page.page.keyboard.type(" lighthouse")
+    said.get_by_text("match").wait_for()
+    found = rows_shown(page)
+    assert found and all(" lighthouse" in cells[0].casefold() for cells in found.values())
+    page.page.keyboard.press("ArrowLeft")  # moves the caret, not the detail
+    assert page.page.locator(".big-token").inner_text() == title
+    page.viewer.get_by_label(STRINGS["values.find"]).fill("260")
+    page.viewer.locator(".values tbody small", has_text="260").first.wait_for()
+    assert next(iter(rows_shown(page).values()))[0] == " the"
+    page.viewer.get_by_label(STRINGS["values.find"]).fill("")
+    page.viewer.get_by_label(STRINGS["values.by"]).select_option("q_raw")
+    page.viewer.locator(".values th[aria-sort]").get_by_text(STRINGS["values.q_raw"]).wait_for()
+    said.get_by_text("Shown: 300 of 49152.").wait_for()
+    page.viewer.get_by_label(STRINGS["values.find"]).focus()
+    page.page.keyboard.press("Escape")
+    assert page.viewer.locator(".values").is_hidden()
+    assert page.complaints == []
+
+
+def test_all_values_of_a_live_token_and_not_before_the_run_has_ended(visit, live_server):
+    page = opened(visit, live_server, length=LONG)
+    page.generate()
+    page.pane(1).locator(".token").first.wait_for()
+    page.pane(1).locator(".token").first.click()
+    page.viewer.get_by_role("button", name=STRINGS["values.ask"]).click()
+    page.page.locator(".values-status").get_by_text(STRINGS["values.busy"]).wait_for()
+    for name in ("rejected", "bonus"):
+        page.pane(0).locator(f".token.{name}").nth(1).wait_for()
+    page.page.locator("#stop").click()
+    page.wait_until_ended()
+    accepted, rejected, bonus = (page.pane(0).locator(f".token.{name}") for name in ("accepted", "rejected", "bonus"))
+    for token in (accepted.first, rejected.first, accepted.last, rejected.last):
+        token.click()
+        assert agree(page, all_values(page))
+        assert page.viewer.get_by_text(STRINGS["values.agree"]).is_visible()
+    bonus.first.click()
+    all_values(page)
+    assert page.viewer.get_by_text(STRINGS["values.agree_q"]).is_visible()
+    assert page.complaints == []
+
+
+def test_values_that_differ_from_the_recorded_ones_are_said(visit, live_server):
+    """As if the run had been made elsewhere: the server's answer is changed on its way."""
+
+    def shifted(route):
+        answer = route.fetch()
+        data = answer.json()
+        route.fulfill(response=answer, json=data | {"at": [data["at"][0], data["at"][1] + 0.01]})
+
+    page = with_recorded_pair(visit, live_server)
+    page.page.route("**/component_server/", shifted)
+    page.pane(1).locator(".token.rescued").first.click()
+    all_values(page)
+    said = page.viewer.locator(".values .note").inner_text()
+    assert re.search(r"The run recorded .*q = 0\.2\d+; computed again it is .*q = 0\.2\d+: more than rounding", said)
+    assert page.complaints == []
+
+
+def test_all_values_fit_a_phone(visit, live_server):
+    """Six columns side by side, in sight once they are there, and nothing wider than the screen."""
+    page = with_recorded_pair(visit, live_server, viewport={"width": 390, "height": 844}, has_touch=True, is_mobile=True)
+    page.pane(1).locator(".token.rescued").first.tap()
+    all_values(page)
+    table = page.viewer.locator(".values table").bounding_box()
+    assert table["x"] >= 0 and table["x"] + table["width"] <= 390
+    assert page.page.evaluate("document.documentElement.scrollWidth") <= 390
+    box = page.viewer.get_by_label(STRINGS["values.find"]).bounding_box()
+    assert 0 <= box["y"] <= 844 - box["height"]
+    assert page.complaints == []
+
+
+def test_a_run_of_another_pair_is_not_asked_of_this_one(visit, live_server):
+    page = with_recorded_pair(visit, live_server)
+    if not page.page.locator("#seed input").is_visible():
+        page.open_settings()
+    page.page.locator("#bits label").get_by_text("4", exact=True).click()
+    page.set("length", 4)
+    page.run()
+    page.choose_recording(FIRST_RECORDING)
+    page.pane(1).locator(".token").first.click()
+    page.viewer.get_by_role("button", name=STRINGS["values.ask"]).click()
+    page.page.locator(".values-status").get_by_text("at 4 bits, did not make this run").wait_for()
+    assert page.complaints == []
+
+
+def test_an_answer_that_never_comes_leaves_a_sentence(visit, live_server):
+    page = visit(live_server.url)
+    page.wait_for_status("Ready")
+    page.page.route("**/component_server/", lambda route: route.fulfill(status=200, json=None))
+    page.pane(1).locator(".token").first.click()
+    page.viewer.get_by_role("button", name=STRINGS["values.ask"]).click()
+    page.page.locator(".values-status").get_by_text(STRINGS["values.lost"]).wait_for()
 
 
 # What is typed into which field, and what the sentence at the field says.

@@ -100,6 +100,21 @@ def test_generate_without_models_says_why_and_breaks_nothing(visit, offline_serv
     assert page.complaints == []
 
 
+def test_all_values_without_models_are_one_sentence(visit, offline_server):
+    page = visit(offline_server.url)
+    page.wait_for_status("No models")
+    page.pane(0).locator(".token").first.click()
+    detail = page.page.locator(".detail-body").inner_text()
+    page.viewer.get_by_role("button", name=STRINGS["values.ask"]).click()
+    said = page.page.locator(".values-status")
+    said.get_by_text(STRINGS["values.not_loaded"]).wait_for()
+    assert page.page.locator(".values table").count() == 0
+    assert page.page.locator(".detail-body").inner_text() == detail
+    page.page.keyboard.press("ArrowRight")  # another token, another position
+    assert said.inner_text() == ""
+    assert page.complaints == []
+
+
 @pytest.mark.parametrize("recording", recordings.RECORDINGS, ids=lambda recording: recording.name)
 def test_every_recording_shows_what_its_file_holds(visit, offline_server, recording):
     """Class counts of the legend = token elements = the file; the text of each pane is the text of its trace."""
