@@ -1,5 +1,5 @@
-"""Requests with their own delta at vLLM's door. Model Runner V2 does not run on a CPU without triton-cpu, so its server is not started:
-here vLLM's own validation is called, which on the V1 runner test_server.py sees answer with HTTP 400."""
+"""Requests with their own delta at vLLM's door: its own validation, called as for Model Runner V2. What a client sees, HTTP 400, is in
+test_server.py."""
 
 import types
 
