@@ -1,4 +1,4 @@
-"""The command line, python -m cactus generate | replay | record | bench | export-draft | fetch.
+"""The command line, python -m cactus generate | replay | record | bench | export-draft | fetch | serve.
 
 Results go to standard output, all else to standard error.
 """
@@ -17,6 +17,7 @@ from cactus import embedded, pairs, recordings
 from cactus.costs import LONGEST
 from cactus.decoding import run
 from cactus.divergences import DIVERGENCES
+from cactus.integrations import serve
 from cactus.metrics import summary
 from cactus.replay import Outlook, Replay, auto_delta, frontier, optimum_curve, outlook
 from cactus.rules import TAS, Cactus, Rule, SpS
@@ -40,7 +41,10 @@ RESET = "\x1b[0m"
 
 def main(arguments: list[str] | None = None) -> None:
     """Parse and run; what the user can mend is one sentence on standard error and exit status 2."""
-    args = _parser().parse_args(arguments)
+    arguments = sys.argv[1:] if arguments is None else arguments
+    # argparse cannot keep options apart that belong to another program.
+    ours = arguments.index("--") if arguments[:1] == ["serve"] and "--" in arguments else len(arguments)
+    args = _parser().parse_args(arguments[:ours], argparse.Namespace(vllm_arguments=arguments[ours + 1 :]))
     logging.basicConfig(level=logging.INFO, stream=sys.stderr, format="%(message)s")
     for noisy in ("httpx", "transformers"):
         logging.getLogger(noisy).setLevel(logging.WARNING)
@@ -118,6 +122,8 @@ def _parser() -> argparse.ArgumentParser:
     export.add_argument("--verifier", help=f"Hub id or folder (default: {pairs.EMBEDDED})")
     export.add_argument("--bits", type=int, help="3 to 8 (default: 5 or 6, by kernels)")
     export.set_defaults(command=lambda args: print(pairs.export_draft(args.folder, args.verifier, args.bits, _progress())))
+
+    serve.add_command(commands)
 
     fetch = commands.add_parser("fetch", help="download and convert the embedded pair")
     fetch.set_defaults(command=lambda args: print(embedded.fetch(_progress())))

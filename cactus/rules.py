@@ -379,20 +379,32 @@ class SortedRows:
 def shift_logits_(logits: Tensor, n: Tensor, delta: float | Tensor) -> Tensor:
     """Cactus as one shifted logit, in place: softmax of the result is h, since only l[n] has to change,
 
-        l'[n] = logsumexp over x≠n of l  +  ln gamma  −  ln(1 − gamma).
+        l'[n] = logsumexp over x≠n of l  +  ln gamma  −  ln(1 − gamma)  =  l[n]  +  ln(1 − q) − ln q  +  ln gamma − ln(1 − gamma).
 
     logits: (..., V) float, after temperature and filters; n: (...) drafted tokens; delta: a number or (...), one per row.
-    Rows whose delta is 0 and rows where n alone has probability are left as they are, to the bit. Returns logits.
+    Rows whose delta is 0 and rows where n alone or n never has probability are left as they are, to the bit: so a mask is a delta of 0, and
+    ids that stand for no token must be replaced by one and masked. Returns logits. No value leaves the device, no shape depends on one.
+
+    q is float32, yet h is as exact as q also where 1 − q is nothing but rounding: gamma is 1 there unless delta is smaller still, and then
+    gamma is next to q.
     """
-    delta = torch.as_tensor(delta, dtype=torch.float32, device=logits.device).expand(n.shape)
-    before = _at(logits, n)
-    rest = logits.scatter_(-1, n[..., None], -torch.inf).float().logsumexp(-1)
-    z = before.float() - rest
-    q, not_q = torch.sigmoid(z), torch.sigmoid(-z)
-    raise_by = (2 * delta * q * not_q).sqrt()
-    after = rest + (q + raise_by).log() - (not_q - raise_by).clamp_min(torch.finfo(torch.float32).tiny).log()
-    shifted = torch.where((delta > 0) & (rest > -torch.inf), after, before.float()).to(logits.dtype)
-    return logits.scatter_(-1, n[..., None], torch.where(delta > 0, shifted, before)[..., None])
+    delta = torch.as_tensor(delta, dtype=torch.float32, device=logits.device)
+    before, q = _at(logits, n), _probability(logits, n)
+    not_q, least = 1 - q, torch.finfo(torch.float32).tiny
+    raise_by = (2 * delta * q * not_q).sqrt_()
+    raised = before + ((not_q / q).log_() + (q + raise_by).clamp_max_(1).log_() - (not_q - raise_by).clamp_min_(least).log_())
+    after = torch.where((delta > 0) & (q >= least) & (q < 1), raised.to(logits.dtype), before)
+    return logits.scatter_(-1, n[..., None], after[..., None])
+
+
+CPU_CHUNK, CHUNK = 1 << 18, 1 << 26  # logits exponentiated at a time: 1 MB stays in a core's cache; 256 MB on an accelerator
+
+
+def _probability(logits: Tensor, n: Tensor) -> Tensor:
+    """(...) float32, softmax at n, a few rows at a time so that no second copy of the logits is made."""
+    rows = max(1, (CPU_CHUNK if logits.device.type == "cpu" else CHUNK) // logits.shape[-1])
+    chunks = zip(logits.reshape(-1, logits.shape[-1]).split(rows), n.reshape(-1).split(rows), strict=True)
+    return torch.cat([_at(torch.softmax(chunk, -1, dtype=torch.float32), ids) for chunk, ids in chunks]).view(n.shape)
 
 
 def _at(rows: Tensor, n: Tensor) -> Tensor:

@@ -10,6 +10,8 @@ from transformers import AutoModelForCausalLM  # noqa: E402
 
 from cactus import embedded, pairs  # noqa: E402
 
+collect_ignore = ["vllm"]  # needs vLLM, in an environment of its own: tests/vllm/run
+
 
 @pytest.fixture(scope="session")
 def embedded_folder():

@@ -247,6 +247,19 @@ def test_one_shifted_logit_gives_the_target(size):
     assert changed.sum(-1).le(1).all()
 
 
+@pytest.mark.parametrize("rest", [1e-2, 1e-4, 1e-6, 1e-7])
+@pytest.mark.parametrize("delta", [1e-8, 1e-6, 1e-3, 1.0])
+def test_one_shifted_logit_of_a_nearly_certain_token(rest, delta):
+    """Guards against the cancellation in 1 − q: h stays within the rounding of q."""
+    logits = torch.randn(4, 1000, generator=torch.Generator().manual_seed(4))
+    n = torch.tensor([0, 10, 500, 999])
+    others = logits.scatter(-1, n[:, None], -torch.inf).logsumexp(-1)
+    logits.scatter_(-1, n[:, None], (others + math.log((1 - rest) / rest))[:, None])
+    q = torch.softmax(logits.double(), -1)
+    shifted = torch.softmax(shift_logits_(logits, n, delta).double(), -1)
+    torch.testing.assert_close(shifted, Cactus(delta).target(q, q, n), atol=1e-6, rtol=0)
+
+
 def test_shift_leaves_impossible_and_certain_tokens():
     logits = torch.tensor([[1.0, -torch.inf, 0.5], [2.0, -torch.inf, -torch.inf]])
     shifted = shift_logits_(logits.clone(), torch.tensor([1, 0]), 0.5)
