@@ -49,7 +49,7 @@ from cactus.bench_results import (
 )
 from cactus.decoding import decode
 from cactus.rules import TAS, Cactus, Rule, SpS
-from cactus.sampling import run_key, warp
+from cactus.sampling import run_key, warp, warp_kept
 from cactus.trace import Settings
 
 log = logging.getLogger("cactus")
@@ -331,10 +331,10 @@ def measure_acceptance(contest: Contest, prompt_ids: list[int], text_ids: list[i
 @torch.inference_mode()
 def measure_rows(contest: Contest, m: int) -> float:
     """Seconds of picking the rows of a block's record, median."""
-    laws = warp(torch.randn(2, m + 1, contest.pair.verifier.vocab_size, device=contest.pair.device) * 4, Settings().sampling)
-    drafted = laws[0, :m].argmax(-1)
-    pick = functools.partial(decoding._rows, *laws, drafted, 2 * Settings().sampling.top_k)
-    return statistics.median(_seconds(lambda: pick().tolist(), laws.device) for _ in range(FORWARD_ROUNDS))
+    logits = torch.randn(m + 1, contest.pair.verifier.vocab_size, device=contest.pair.device) * 4
+    ids, law = warp_kept(logits, Settings().sampling)
+    pick = functools.partial(decoding._rows, ids, law, law, torch.zeros(m, 1, dtype=torch.long, device=law.device))
+    return statistics.median(_seconds(lambda: pick().tolist(), law.device) for _ in range(FORWARD_ROUNDS))
 
 
 def peak_memory(command: list[str]) -> int:

@@ -6,7 +6,7 @@ from statistics import median
 
 import torch
 
-from cactus.sampling import Sampling, draw, warp
+from cactus.sampling import Sampling, draw, warp_kept
 
 LONGEST = 16  # drafted tokens per block that are weighed
 CONTEXT = 64  # tokens before the passes that are timed
@@ -55,7 +55,7 @@ def measure(pair) -> Costs:
 
     def timed(name: str, context, length: int) -> None:
         start = time.perf_counter()
-        rows = warp(context.forward(ids[:length], length), Sampling())
+        _, rows = warp_kept(context.forward(ids[:length], length), Sampling())
         if context is draft:
             draw(rows, torch.full((length,), 0.5, dtype=torch.float64, device=device))
         if device.type == "cuda":

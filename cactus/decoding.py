@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from cactus.rules import Rule
-from cactus.sampling import ACCEPT, DRAFT, REPLACE, draw, run_key, uniforms, warp
+from cactus.sampling import ACCEPT, DRAFT, REPLACE, draw, run_key, uniforms, warp_kept
 from cactus.text import Transcript
 from cactus.trace import DraftedToken, Replacement, Round, Row, Settings, Trace
 
@@ -95,10 +95,11 @@ def _draft_and_judge(draft, verifier, committed, m, u, rule, settings, watch) ->
     last = pending[-1:]
 
     # 1) draft: m tokens, each from the very row that will judge it
-    drafted, p = torch.empty(m, dtype=torch.long, device=device), torch.zeros(m + 1, size, device=device)
+    drafted, laws = torch.empty(m, dtype=torch.long, device=device), []
     for i in range(m):
-        p[i] = warp(draft.forward(drafted[i - 1 : i] if i else pending, 1)[0], settings.sampling)
-        drafted[i] = draw(p[i], u_draft[i])
+        ids, p = warp_kept(draft.forward(drafted[i - 1 : i] if i else pending, 1)[0], settings.sampling)
+        drafted[i] = ids[draw(p, u_draft[i])]
+        laws.append((ids, p))
     watch.lap("draft")
 
     # 2) verify: one pass over the last committed token and the drafted ones gives all rows of q
@@ -106,21 +107,24 @@ def _draft_and_judge(draft, verifier, committed, m, u, rule, settings, watch) ->
     watch.lap("verify")
 
     # 3) judge: count the leading accepted ones; replace the first rejected one, or draw the bonus
-    q = warp(logits, settings.sampling)
-    gamma = rule.gamma_at(p[:m], q[:m], drafted)
-    p_drafted, q_drafted = (rows[:m].gather(-1, drafted[:, None])[:, 0].double() for rows in (p, q))
+    ids_q, q = warp_kept(logits, settings.sampling)
+    laws.append((ids_q[m], torch.zeros_like(q[m])))
+    ids, p, q = _over_the_same(*(torch.stack(parts) for parts in zip(*laws, strict=True)), ids_q, q, size)
+    n = torch.searchsorted(ids[:m], drafted[:, None])
+    gamma = rule.gamma_at(p[:m], q[:m], n[:, 0])
+    p_drafted, q_drafted = (rows[:m].gather(-1, n)[:, 0].double() for rows in (p, q))
     accepted = (u_accept * p_drafted < gamma).long().cumprod(0).sum()[None]
     # An index on the device stays there: p[accepted] would fetch the number and wait for it.
-    columns = (p, q, torch.cat([drafted, drafted.new_zeros(1)]), u_replace)
-    p_there, q_there, n, u_there = (column.index_select(0, accepted)[0] for column in columns)
-    law = torch.where(accepted < m, rule.recovery(p_there, q_there, n), q_there.double())
-    replacement = draw(law, u_there)
+    columns = (ids, p, q, torch.cat([n[:, 0], n.new_zeros(1)]), u_replace)
+    ids_there, p_there, q_there, n_there, u_there = (column.index_select(0, accepted)[0] for column in columns)
+    law = torch.where(accepted < m, rule.recovery(p_there, q_there, n_there), q_there.double())
+    place = draw(law, u_there)[None]
 
     # 4) everything to the host at once
-    rows = _rows(p, q, drafted, min(2 * settings.sampling.top_k or size, ROW_TOKENS, size))
+    rows = _rows(ids, p, q, n)
     numbers = torch.cat([
         drafted.double(), p_drafted, q_drafted, gamma, u_accept,
-        accepted.double(), replacement[None].double(), q_there.gather(0, replacement[None]).double(), rows.flatten(),
+        accepted.double(), ids_there.gather(0, place).double(), q_there.gather(0, place).double(), rows.flatten(),
     ]).tolist()  # fmt: skip
     watch.lap("rule")
     columns = [numbers[i * m : (i + 1) * m] for i in range(5)]
@@ -135,15 +139,29 @@ def _draft_and_judge(draft, verifier, committed, m, u, rule, settings, watch) ->
     )
 
 
-def _rows(p: Tensor, q: Tensor, drafted: Tensor, count: int) -> Tensor:
-    """(m+1, 3·count+2) float64: ids, p and q of the `count` tokens of a row with most mass in either, the drafted one always among
-    them, and what is left of p and q."""
+def _over_the_same(ids_p: Tensor, p: Tensor, ids_q: Tensor, q: Tensor, size: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Two laws over their own C ascending ids as two over the ids of either, (rows, 2·C) ascending; an id that both hold stands twice,
+    its second place empty. Laws over the whole vocabulary stay as they are."""
+    if q.shape[-1] == size:
+        return ids_q, p, q
+    ids = torch.cat([ids_p, ids_q], -1).sort(-1).values
+    again = torch.cat([torch.zeros_like(ids[:, :1], dtype=torch.bool), ids[:, 1:] == ids[:, :-1]], -1)
+
+    def spread(own: Tensor, law: Tensor) -> Tensor:
+        place = torch.searchsorted(own, ids).clamp_max_(own.shape[-1] - 1)
+        return torch.where((own.gather(-1, place) == ids) & ~again, law.gather(-1, place), 0.0)
+
+    return ids, spread(ids_p, p), spread(ids_q, q)
+
+
+def _rows(ids: Tensor, p: Tensor, q: Tensor, n: Tensor) -> Tensor:
+    """(m+1, 3·K+2) float64: ids, p and q of the K tokens of a row with most mass in either, the drafted one always first among them, and
+    what is left of p and q. n: (m, 1) places of the drafted tokens."""
     score = torch.maximum(p, q)
-    score[: len(drafted)].scatter_(-1, drafted[:, None], 2.0)
-    ids = score.topk(count).indices
-    kept = [row.gather(-1, ids) for row in (p, q)]
-    rest = [row.scatter(-1, ids, 0.0).sum(-1, keepdim=True) for row in (p, q)]  # exactly 0 where a row is complete
-    return torch.cat([ids.double(), *kept, *rest], -1)
+    score[: len(n)].scatter_(-1, n, 2.0)
+    kept = score.topk(min(ROW_TOKENS, score.shape[-1])).indices
+    rest = [row.scatter(-1, kept, 0.0).sum(-1, keepdim=True) for row in (p, q)]  # exactly 0 where a row is complete
+    return torch.cat([column.gather(-1, kept).double() for column in (ids, p, q)] + rest, -1)
 
 
 def _row(numbers: list[float], bonus: bool) -> Row:

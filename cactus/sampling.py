@@ -37,19 +37,36 @@ def warp(logits: Tensor, sampling: Sampling) -> Tensor:
     logits: (..., V) float. Returns (..., V) float32, rows summing to 1: temperature, then the top_k likeliest tokens, then the
     smallest set of them whose mass reaches top_p (always at least one token). Greedy gives the one-hot argmax.
     """
-    logits = logits.float()
+    ids, probs = warp_kept(logits, sampling)
+    return probs if probs.shape == logits.shape else torch.zeros_like(logits, dtype=torch.float32).scatter_(-1, ids, probs)
+
+
+def warp_kept(logits: Tensor, sampling: Sampling) -> tuple[Tensor, Tensor]:
+    """The same distribution as the tokens it may hold: ids (..., C), ascending, and their probabilities (..., C), some of them 0.
+
+    C is top_k, 1 for greedy, V without top-k: what follows costs as much as is kept, not as much as there is.
+    """
+    logits, size = logits.float(), logits.shape[-1]
     if sampling.temperature <= GREEDY_BELOW:
-        return torch.zeros_like(logits).scatter_(-1, logits.argmax(-1, keepdim=True), 1.0)
-    size = logits.shape[-1]
+        ids = logits.argmax(-1, keepdim=True)
+        return ids, torch.ones_like(ids, dtype=torch.float32)
     kept = min(sampling.top_k, size) or size
     if kept == size and sampling.top_p == 1:
-        return torch.softmax((logits - logits.amax(-1, keepdim=True)) / sampling.temperature, -1)
+        return _all_ids(logits), torch.softmax((logits - logits.amax(-1, keepdim=True)) / sampling.temperature, -1)
     top, ids = logits.topk(kept) if kept < size else logits.sort(dim=-1, descending=True, stable=True)
     probs = torch.softmax((top - top[..., :1]) / sampling.temperature, -1)
     # Before the first token lies exactly nothing, so that any top_p above 0 keeps it.
     before = probs.cumsum(-1) - probs
     probs = probs.masked_fill_(before >= max(sampling.top_p, torch.finfo(torch.float32).tiny), 0.0)
-    return torch.zeros_like(logits).scatter_(-1, ids, probs / probs.sum(-1, keepdim=True))
+    probs = probs / probs.sum(-1, keepdim=True)
+    if kept == size:
+        return _all_ids(logits), torch.zeros_like(logits).scatter_(-1, ids, probs)
+    ids, order = ids.sort(-1)
+    return ids, probs.gather(-1, order)
+
+
+def _all_ids(logits: Tensor) -> Tensor:
+    return torch.arange(logits.shape[-1], device=logits.device).expand(logits.shape).contiguous()
 
 
 def run_key(seed: int, prompt_id: int = 0) -> tuple[int, int]:

@@ -97,13 +97,15 @@ def test_the_law_test_passes_where_nothing_is_wrong():
 @pytest.mark.parametrize("fault", FAULTS)
 def test_the_law_test_catches_faults(fault, monkeypatch):
     """The same test must fail loudly on a decoder that is wrong: p-value below 1e-5 on the same number of tokens."""
-    right_warp, right_uniforms = decoding.warp, decoding.uniforms
+    right_warp, right_uniforms = decoding.warp_kept, decoding.uniforms
     if fault == "draft draw accepts too":
         monkeypatch.setattr(decoding, "ACCEPT", decoding.DRAFT)
     if fault == "same draw everywhere":
         monkeypatch.setattr(decoding, "uniforms", lambda key, stream, start, n: right_uniforms(key, stream, 0, 1).expand(n))
     if fault == "other temperature for q":
-        monkeypatch.setattr(decoding, "warp", lambda logits, s: right_warp(logits, s if logits.dim() == 1 else Sampling(0.5, 0, 1)))
+        monkeypatch.setattr(
+            decoding, "warp_kept", lambda logits, s: right_warp(logits, s if logits.dim() == 1 else Sampling(0.5, 0, 1))
+        )
     if fault == "replacement from q":
         monkeypatch.setattr(SpS, "recovery", lambda self, p, q, n: q.double())
     if fault == "bonus from p":
