@@ -14,7 +14,10 @@ KEPT = 2  # closed contexts whose buffers and graphs the next run takes over
 
 def fixes(module: nn.Module) -> bool:
     """Whether this model can run on fixed buffers: every layer attends to everything before it."""
-    return set(getattr(module.config, "layer_types", None) or ["full_attention"]) == {"full_attention"}
+    config = module.config
+    if kinds := getattr(config, "layer_types", None):
+        return set(kinds) == {"full_attention"}
+    return not getattr(config, "sliding_window", None)  # Mistral and Phi 3 name one window for all layers, and no kinds
 
 
 class FixedModel:
