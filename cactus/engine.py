@@ -31,6 +31,8 @@ def packs(module: nn.Module) -> bool:
         and config.hidden_act == "silu"
         and not config.attention_bias
         and not config.mlp_bias
+        # Here the rotary embedding is a table made ahead; these two depend on how far the text has got.
+        and module.model.rotary_emb.rope_type not in ("dynamic", "longrope")
     )
 
 
