@@ -117,10 +117,12 @@ class Pair:
         return self.verifier.device
 
     def encode(self, prompt: str, chat: bool) -> list[int]:
-        """Token ids of a prompt: through the verifier's chat template, or as raw text. Raises PromptError for an empty prompt and for a
-        chat with a tokenizer that has no template."""
+        """Token ids of a prompt: through the verifier's chat template, or as raw text. Raises PromptError for an empty prompt, for one
+        that is not Unicode, and for a chat with a tokenizer that has no template."""
         if not prompt.strip():
             raise PromptError("The prompt is empty: type some text to continue or a question to answer.")
+        if any("\ud800" <= char <= "\udfff" for char in prompt):  # bytes of another encoding on a command line, or broken JSON
+            raise PromptError("The prompt is not valid Unicode text: send it as UTF-8.")
         if not chat:
             return list(self.tokenizer(prompt).input_ids)
         if not self.tokenizer.chat_template:
@@ -374,6 +376,10 @@ def _check_rollback(model: AnyModel, module, side: str) -> None:
         raise PairError(
             f"The {side}'s cache cannot be rolled back ({error}): choose a model with plain attention caches."
         ) from error
+    if not fresh.amax().isfinite():
+        raise PairError(
+            f"The {side}'s logits are not finite: choose --dtype bfloat16 or float32, or a model whose weights are sound."
+        )
     tolerance = 1e-3 if module.dtype == torch.float32 else 0.25
     if not torch.allclose(rolled_back, fresh, atol=tolerance * max(1.0, fresh.abs().max().item())):
         raise PairError(f"The {side}'s cache is not exact after a roll-back: choose a model with plain attention caches.")

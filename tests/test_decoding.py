@@ -323,6 +323,17 @@ def fail(ids):
     raise RuntimeError("out of memory")
 
 
+@pytest.mark.parametrize("sampling", [PLAIN, GREEDY, Sampling()])
+@pytest.mark.parametrize("bad", [math.nan, math.inf])
+@pytest.mark.parametrize("side", [0, 1])
+def test_logits_that_are_not_finite_are_said(side, bad, sampling):
+    """Guards against half precision that overflows: an index out of bounds when sampled, token 0 for ever when greedy."""
+    laws = [lambda ids: torch.arange(12.0), lambda ids: torch.arange(12.0)]
+    laws[side] = lambda ids: torch.arange(12.0).index_fill(0, torch.tensor([4]), bad if len(ids) > 9 else 0.0)
+    with pytest.raises(ValueError, match="logits that are not finite"):
+        run(toy_pair(laws=laws), Cactus(0.1), Settings(sampling, 3, 20))
+
+
 def test_too_long_a_prompt_names_both_numbers_and_runs_nothing():
     pair = toy_pair(max_length=40)
     with pytest.raises(PromptError, match=r"has 30 tokens, but with 20 new tokens this pair has room for 20 \(context 40\)"):
