@@ -9,6 +9,7 @@ import json
 import logging
 import os
 import platform
+import re
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -321,6 +322,11 @@ def _choose_threads(verifier: engine.PackedModel, draft: engine.PackedModel) -> 
                 if repeat:
                     taken.append(time.perf_counter() - start)
     torch.set_num_threads(min(seconds, key=lambda threads: max(seconds[threads])))
+
+
+def identity(provenance: dict[str, Any]) -> dict[str, str]:
+    """Which pair a run came from, on whatever machine and kernels: runs of equal identity are of the same weights."""
+    return {name: re.sub(r", [^,]+ kernels$", "", provenance[name]) for name in IDENTITY if name in provenance}
 
 
 def versions() -> dict[str, str]:
