@@ -68,7 +68,7 @@ function draft({ log, t, places, example }) {
     target: places.steps(),
     enter: () => { if (round) places.playPass(pane, round); },
     exit: places.pausePass,
-    body: [paragraph(t('tour.draft_1', { many: drafted })), paragraph(t('tour.draft_2')), ...rates],
+    body: [paragraph(t(drafted === 1 ? 'tour.draft_one' : 'tour.draft_1', { many: drafted })), paragraph(t('tour.draft_2')), ...rates],
   };
 }
 
@@ -137,7 +137,8 @@ function gain({ log, t, places, delta }) {
         before: fixed(2)(here.before), after: fixed(2)(here.al), delta: deltaText(delta),
         percent: fixed(0)(100 * (here.al / here.before - 1)),
       }))] : []),
-      ...(runs ? [paragraph(t('tour.gain_runs', { runs }))] : []), ...time(log, t),
+      ...(runs ? [paragraph(t('tour.gain_runs', { runs }))] : []),
+      ...(runs && log.run.settings.auto ? [paragraph(t('tour.gain_auto'))] : []), ...time(log, t),
     ],
   };
 }
@@ -172,6 +173,7 @@ function question({ log, t, places, question: asked, delta }) {
   return {
     target: places.delta(),
     enter: () => places.setDelta(0),
+    exit: places.liftDelta,
     body: [
       ...introduced(asked, t), paragraph(t(asked.made ? 'tour.question_made' : 'tour.question', values)),
       dieRoll(token, raised, t), dieKey(t),

@@ -102,6 +102,22 @@ def test_same_seed_gives_the_same_text_again_and_through_the_api(visit, live_ser
     assert page.complaints == []
 
 
+def test_tour_of_a_run_whose_blocks_vary_says_so(visit, live_server):
+    """Blocks of one draft are not "1 tokens", and acceptance lengths of unequal blocks do not compare by themselves."""
+    page = opened(visit, live_server)
+    page.page.locator("#auto input").check()
+    page.set("m", 1)
+    page.run()
+    page.page.locator(".tour-start").click()
+    texts = []
+    for _ in range(5):
+        texts.append(page.page.locator(".tour-body").inner_text())
+        page.page.locator(".tour-next").click()
+    assert STRINGS["tour.draft_one"] in texts[1]
+    assert STRINGS["tour.gain_auto"] in texts[4]
+    assert page.complaints == []
+
+
 def test_delta_zero_generates_the_text_of_sps(visit, live_server):
     page = opened(visit, live_server, delta=0)
     page.run()

@@ -110,6 +110,16 @@ def test_question_is_judged_against_the_critical_delta(visit, offline_server):
         assert answer(page).get_attribute("class").split() == ["tour-answer", verdict]
 
 
+def test_leaving_the_question_unanswered_brings_the_budget_of_the_run_back(visit, offline_server):
+    """Or the next run would be made at the question's delta of 0."""
+    page = visit(offline_server.url)
+    start(page)
+    go_to(page, STEPS)
+    assert page.page.evaluate("cactusViewer.delta()") == 0
+    page.page.keyboard.press("Escape")
+    assert page.page.evaluate("cactusViewer.delta()") == FIRST.rule.delta
+
+
 def test_slider_alone_finds_the_answer(visit, offline_server):
     page = visit(offline_server.url)
     start(page)
