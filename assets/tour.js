@@ -87,6 +87,8 @@ function die({ t, places, example }) {
   return {
     target: example.made ? places.tokens() : places.token(example),
     around: places.tokens(example.pane),
+    enter: () => places.setDelta(0), // at the budget of the run the token may be marked as one that would be accepted
+    exit: places.liftDelta,
     body: [
       ...introduced(example, t), paragraph(t('tour.die_1', numbersOf(example))), formula(t('tour.die_formula', numbersOf(example))),
       dieRoll(token, token.q, t),

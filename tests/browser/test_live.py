@@ -156,12 +156,26 @@ def test_leaving_the_page_frees_the_models_for_the_next_visitor(visit, live_serv
     assert page.complaints == []
 
 
+# How many of an element's surroundings hide what goes beyond them, this element among it.
+CUT_OFF = """(element) => {
+  const { top, bottom } = element.getBoundingClientRect();
+  let many = 0;
+  for (let at = element.parentElement; at; at = at.parentElement) {
+    const box = at.getBoundingClientRect();
+    many += getComputedStyle(at).overflowY === 'hidden' && (box.top > top || box.bottom < bottom);
+  }
+  return many;
+}"""
+
+
 def test_two_visitors_get_their_own_runs_one_after_the_other(visit, live_server):
     first = opened(visit, live_server, "Name three colours.", length=96, seed=1, delta=0.2)
     second = opened(visit, live_server, "Count from one to five.", length=8, seed=2, delta=1)
     first.generate()
     second.page.locator("#generate").click()
-    second.page.locator("#status").get_by_text("queue").wait_for()
+    place = second.page.locator("#status").get_by_text("queue")
+    place.wait_for()
+    assert place.evaluate(CUT_OFF) == 0, "the place in the queue is written where nobody sees it"
     assert second.page.locator(".badge.live").count() == 0
     second.type_delta(0.3)  # moving delta while waiting changes neither run
     second.page.locator(".badge.live").wait_for()

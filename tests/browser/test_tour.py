@@ -77,7 +77,10 @@ def test_steps_carry_the_numbers_of_a_rejected_token(visit, offline_server):
     tokens = [token for token in recordings.read(FIRST.path)[0].drafted if token.outcome == "rejected"]
     token = next(token for token in tokens if f"‹{token.piece.text.strip()}›" in text and f"p = {token.p:.3g}" in text)
     assert f"{token.u:.3g} · {token.p:.3g}" in text
+    page.settle()
+    assert page.viewer.locator(".would_accept").count() == page.page.locator(".legend .would_accept").count()
     go_to(page, 4)
+    assert page.page.evaluate("cactusViewer.delta()") == FIRST.rule.delta
     critical = (token.u * token.p - token.q) ** 2 / (2 * token.q * (1 - token.q))
     assert f"= {critical:.3g}" in card(page)
     for delta, words in ((critical * 0.9, "still rejects"), (critical * 1.1, "keeps")):
