@@ -79,6 +79,13 @@ def test_generate_streams_both_panes_and_ends_ready(visit, live_server):
     assert page.page.locator(".ending:visible").count() == 0, "the first tokens came only with the end"
     assert page.status() == STRINGS["status.running"]
     page.wait_until_ended()
+    # The stage counts all passes of a run, not only those it began with; rows are drawn when the browser is idle.
+    page.page.wait_for_function(
+        """() => {
+             const passes = document.querySelector('.rows').children.length;
+             return passes > 1 && document.querySelector('.step-place').textContent.endsWith(` of ${passes}`);
+           }"""
+    )
     headings = [page.pane(at).locator("h3").inner_text() for at in range(2)]
     assert headings == ["SpS δ = 0", "Cactus δ = 0.5"]
     assert all(page.pane(at).locator(".speedup strong").inner_text().endswith("×") for at in range(2))
