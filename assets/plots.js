@@ -14,6 +14,8 @@ const MARGIN = { l: 52, r: 14, t: 46, b: 44, autoexpand: false };
 const TALL_HEIGHT = 430;
 const TALL_LEGEND = 104;
 const LABEL_WIDTH = 36;
+const NARROW = 450;
+const LABEL_REACH = 2; // grid points on either side that the number at the mark covers
 const ROUND_DELTAS = [0, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2];
 const MARKERS = ['circle-open', 'diamond'];
 const BLUE = { light: '#0072B2', dark: '#56B4E9' };
@@ -63,8 +65,9 @@ function layout(look, width, { x, y, margin = MARGIN, height = HEIGHT, ...more }
     // On a touch screen a drag has to scroll the page.
     dragmode: matchMedia('(pointer: coarse)').matches ? false : 'zoom',
     showlegend: true,
+    // A narrow chart would stack its names beyond its upper edge if they kept to the width of the axes: they begin at its left edge.
     legend: {
-      orientation: 'h', x: 0, y: 1.01, yanchor: 'bottom', font: { size: 11 }, itemclick: false, itemdoubleclick: false,
+      orientation: 'h', x: width < NARROW ? -MARGIN.l / (width - MARGIN.l - MARGIN.r) : 0, xanchor: 'left', y: 1.01, yanchor: 'bottom', font: { size: 11 }, itemclick: false, itemdoubleclick: false,
     },
     xaxis: { ...axis, ...x }, yaxis: { ...axis, ...y }, ...more,
   };
@@ -110,7 +113,10 @@ function curveOf(name, colour, format) {
     },
     dot(model) {
       const { value, exact } = interpolate(model.grid, model[name], model.delta);
-      return { x: gridPosition(model.grid, model.delta), y: value, text: (exact ? '' : '≈ ') + format(value) };
+      const x = gridPosition(model.grid, model.delta);
+      // Where a run's point lies just above, the number goes below.
+      const below = realised(name, model).some(({ delta, y }) => y > value && Math.abs(gridPosition(model.grid, delta) - x) < LABEL_REACH);
+      return { x, y: value, text: (exact ? '' : '≈ ') + format(value), below };
     },
   };
 }
@@ -197,7 +203,8 @@ const FRONTIER = {
     if (points.length === 0 || delta < grid[0] || delta > grid.at(-1)) return null;
     const at = (key) => interpolate(grid, points.map((point) => point[key]), delta);
     const { value, exact } = at('y');
-    return { x: at('x').value, y: value, text: (exact ? '' : '≈ ') + fixed(2)(value) };
+    // Above it lies the point that the run reached.
+    return { x: at('x').value, y: value, text: (exact ? '' : '≈ ') + fixed(2)(value), below: true };
   },
 };
 
@@ -265,6 +272,7 @@ function createChart(chart, t) {
     line.style.transform = `translateX(${left}px)`;
     dot.style.transform = `translate(${left}px, ${top}px)`;
     dot.dataset.side = x < 0.1 ? 'right' : x > 0.9 ? 'left' : 'middle';
+    dot.classList.toggle('below', here.below);
     value.textContent = here.text;
   }
 

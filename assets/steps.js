@@ -276,11 +276,16 @@ export function createSteps(node, panes, t, actions) {
     beat = Math.min(at, beats.length - 1);
     stage.draw(round, pane, textBefore(round));
     lists[panes.indexOf(pane)].select(round, true);
+    showPlace();
+    showBeat();
+  }
+
+  /** Of how many: a live run still grows. */
+  function showPlace() {
     const number = pane.rounds.indexOf(round);
     place.textContent = t('step.place', { label: pane.label, number: number + 1, many: pane.rounds.length });
     back.disabled = number === 0;
     next.disabled = number === pane.rounds.length - 1;
-    showBeat();
   }
 
   /** A pass that somebody asked for: it is marked in its pane too. */
@@ -360,7 +365,7 @@ export function createSteps(node, panes, t, actions) {
     add(at, rounds) {
       lists[at].add(rounds);
       if (!round && panes[at] === pane && rounds.length > 0) put(pane, rounds[0]);
-      else if (round) next.disabled = !neighbour(1);
+      else if (round) showPlace();
     },
     link(index, on) { for (const list of lists) list.link(index, on); },
     markDifference: (at, differing) => lists[at].markDifference(differing),

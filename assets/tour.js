@@ -68,7 +68,7 @@ function draft({ log, t, places, example }) {
     target: places.steps(),
     enter: () => { if (round) places.playPass(pane, round); },
     exit: places.pausePass,
-    body: [paragraph(t('tour.draft_1', { many: drafted })), paragraph(t('tour.draft_2')), ...rates],
+    body: [paragraph(t(drafted === 1 ? 'tour.draft_one' : 'tour.draft_1', { many: drafted })), paragraph(t('tour.draft_2')), ...rates],
   };
 }
 
@@ -87,6 +87,8 @@ function die({ t, places, example }) {
   return {
     target: example.made ? places.tokens() : places.token(example),
     around: places.tokens(example.pane),
+    enter: () => places.setDelta(0), // at the budget of the run the token may be marked as one that would be accepted
+    exit: places.liftDelta,
     body: [
       ...introduced(example, t), paragraph(t('tour.die_1', numbersOf(example))), formula(t('tour.die_formula', numbersOf(example))),
       dieRoll(token, token.q, t),
@@ -137,7 +139,8 @@ function gain({ log, t, places, delta }) {
         before: fixed(2)(here.before), after: fixed(2)(here.al), delta: deltaText(delta),
         percent: fixed(0)(100 * (here.al / here.before - 1)),
       }))] : []),
-      ...(runs ? [paragraph(t('tour.gain_runs', { runs }))] : []), ...time(log, t),
+      ...(runs ? [paragraph(t('tour.gain_runs', { runs }))] : []),
+      ...(runs && log.run.settings.auto ? [paragraph(t('tour.gain_auto'))] : []), ...time(log, t),
     ],
   };
 }
@@ -172,6 +175,7 @@ function question({ log, t, places, question: asked, delta }) {
   return {
     target: places.delta(),
     enter: () => places.setDelta(0),
+    exit: places.liftDelta,
     body: [
       ...introduced(asked, t), paragraph(t(asked.made ? 'tour.question_made' : 'tour.question', values)),
       dieRoll(token, raised, t), dieKey(t),

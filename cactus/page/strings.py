@@ -323,6 +323,8 @@ STRINGS = {
     "tour.draft_title": "Guess first, check together",
     "tour.draft_1": "A cheaper draft model guesses {many} tokens. The verifier then checks all of them in one pass, "
     "since reading several positions costs it little more than reading one.",
+    "tour.draft_one": "A cheaper draft model guesses one token in this pass, since more did not promise to pay. The verifier then checks "
+    "it and adds one of its own in one pass, since reading several positions costs it little more than reading one.",
     "tour.draft_2": "Watch it: guesses come one by one, then one check for all, then verdicts from left to right.",
     "tour.draft_formula": "{label}: {tokens} tokens / {passes} passes = {per} per pass",
     "tour.die_title": "A die decides",
@@ -345,6 +347,7 @@ STRINGS = {
     "tour.gain_2": "Expected at the very same contexts, whatever the draws:",
     "tour.gain_formula": "AL: SpS {before} → Cactus {after} at δ = {delta} ({percent} % more)",
     "tour.gain_runs": "What the runs of this page reached with their own draws: {runs}.",
+    "tour.gain_auto": "Each run chose its own block lengths here, so a larger AL also tells of longer blocks.",
     "tour.gain_faster": "Drafting takes time too. With it, tokens/s against the verifier alone: {list}.",
     "tour.gain_slower": "Fewer passes save time only where drafting is cheap enough, which it was not in every run here. Tokens/s against "
     "the verifier alone: {list}.",

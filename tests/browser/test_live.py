@@ -79,6 +79,13 @@ def test_generate_streams_both_panes_and_ends_ready(visit, live_server):
     assert page.page.locator(".ending:visible").count() == 0, "the first tokens came only with the end"
     assert page.status() == STRINGS["status.running"]
     page.wait_until_ended()
+    # The stage counts all passes of a run, not only those it began with; rows are drawn when the browser is idle.
+    page.page.wait_for_function(
+        """() => {
+             const passes = document.querySelector('.rows').children.length;
+             return passes > 1 && document.querySelector('.step-place').textContent.endsWith(` of ${passes}`);
+           }"""
+    )
     headings = [page.pane(at).locator("h3").inner_text() for at in range(2)]
     assert headings == ["SpS δ = 0", "Cactus δ = 0.5"]
     assert all(page.pane(at).locator(".speedup strong").inner_text().endswith("×") for at in range(2))
@@ -99,6 +106,22 @@ def test_same_seed_gives_the_same_text_again_and_through_the_api(visit, live_ser
     assert ([page.text(0), page.text(1)], page.legend()) == (texts, legend)
     log, _ = client.predict(**asked(), api_name="/generate")
     assert plain_texts(log) == texts
+    assert page.complaints == []
+
+
+def test_tour_of_a_run_whose_blocks_vary_says_so(visit, live_server):
+    """Blocks of one draft are not "1 tokens", and acceptance lengths of unequal blocks do not compare by themselves."""
+    page = opened(visit, live_server)
+    page.page.locator("#auto input").check()
+    page.set("m", 1)
+    page.run()
+    page.page.locator(".tour-start").click()
+    texts = []
+    for _ in range(5):
+        texts.append(page.page.locator(".tour-body").inner_text())
+        page.page.locator(".tour-next").click()
+    assert STRINGS["tour.draft_one"] in texts[1]
+    assert STRINGS["tour.gain_auto"] in texts[4]
     assert page.complaints == []
 
 
@@ -140,12 +163,26 @@ def test_leaving_the_page_frees_the_models_for_the_next_visitor(visit, live_serv
     assert page.complaints == []
 
 
+# How many of an element's surroundings hide what goes beyond them, this element among it.
+CUT_OFF = """(element) => {
+  const { top, bottom } = element.getBoundingClientRect();
+  let many = 0;
+  for (let at = element.parentElement; at; at = at.parentElement) {
+    const box = at.getBoundingClientRect();
+    many += getComputedStyle(at).overflowY === 'hidden' && (box.top > top || box.bottom < bottom);
+  }
+  return many;
+}"""
+
+
 def test_two_visitors_get_their_own_runs_one_after_the_other(visit, live_server):
     first = opened(visit, live_server, "Name three colours.", length=96, seed=1, delta=0.2)
     second = opened(visit, live_server, "Count from one to five.", length=8, seed=2, delta=1)
     first.generate()
     second.page.locator("#generate").click()
-    second.page.locator("#status").get_by_text("queue").wait_for()
+    place = second.page.locator("#status").get_by_text("queue")
+    place.wait_for()
+    assert place.evaluate(CUT_OFF) == 0, "the place in the queue is written where nobody sees it"
     assert second.page.locator(".badge.live").count() == 0
     second.type_delta(0.3)  # moving delta while waiting changes neither run
     second.page.locator(".badge.live").wait_for()

@@ -77,7 +77,10 @@ def test_steps_carry_the_numbers_of_a_rejected_token(visit, offline_server):
     tokens = [token for token in recordings.read(FIRST.path)[0].drafted if token.outcome == "rejected"]
     token = next(token for token in tokens if f"‹{token.piece.text.strip()}›" in text and f"p = {token.p:.3g}" in text)
     assert f"{token.u:.3g} · {token.p:.3g}" in text
+    page.settle()
+    assert page.viewer.locator(".would_accept").count() == page.page.locator(".legend .would_accept").count()
     go_to(page, 4)
+    assert page.page.evaluate("cactusViewer.delta()") == FIRST.rule.delta
     critical = (token.u * token.p - token.q) ** 2 / (2 * token.q * (1 - token.q))
     assert f"= {critical:.3g}" in card(page)
     for delta, words in ((critical * 0.9, "still rejects"), (critical * 1.1, "keeps")):
@@ -108,6 +111,16 @@ def test_question_is_judged_against_the_critical_delta(visit, offline_server):
     for delta, verdict in ((critical * 0.98, "low"), (critical * 1.001, "right"), (2, "high")):
         page.type_delta(f"{delta:.7f}")
         assert answer(page).get_attribute("class").split() == ["tour-answer", verdict]
+
+
+def test_leaving_the_question_unanswered_brings_the_budget_of_the_run_back(visit, offline_server):
+    """Or the next run would be made at the question's delta of 0."""
+    page = visit(offline_server.url)
+    start(page)
+    go_to(page, STEPS)
+    assert page.page.evaluate("cactusViewer.delta()") == 0
+    page.page.keyboard.press("Escape")
+    assert page.page.evaluate("cactusViewer.delta()") == FIRST.rule.delta
 
 
 def test_slider_alone_finds_the_answer(visit, offline_server):

@@ -368,7 +368,7 @@ def test_token_text_has_contrast(visit, offline_server, theme):
 
 
 # A canvas blends and reads every colour syntax a style may come in.
-CONTRASTS = """() => {
+CONTRAST_OF = """(element) => {
   const context = Object.assign(document.createElement('canvas'), {width: 1, height: 1}).getContext('2d', {willReadFrequently: true});
   const paint = (colour) => { context.fillStyle = colour; context.fillRect(0, 0, 1, 1); };
   const luminance = () => {
@@ -376,22 +376,77 @@ CONTRASTS = """() => {
       .map((x) => (x <= 0.04045 ? x / 12.92 : ((x + 0.055) / 1.055) ** 2.4));
     return 0.2126 * r + 0.7152 * g + 0.0722 * b;
   };
-  const contrast = (element) => {
-    const grounds = [];
-    for (let at = element; at; at = at.parentElement) grounds.unshift(getComputedStyle(at).backgroundColor);
-    paint('white');
-    grounds.forEach(paint);
-    const below = luminance();
-    paint(getComputedStyle(element).color);
-    const ink = luminance();
-    return (Math.max(ink, below) + 0.05) / (Math.min(ink, below) + 0.05);
-  };
-  const least = {};
-  for (const token of document.querySelectorAll('.tokens .token')) {
-    for (const name of [...token.classList].slice(1)) least[name] = Math.min(least[name] ?? Infinity, contrast(token));
-  }
-  return least;
+  const grounds = [];
+  for (let at = element; at; at = at.parentElement) grounds.unshift(getComputedStyle(at).backgroundColor);
+  paint('white');
+  grounds.forEach(paint);
+  const below = luminance();
+  paint(getComputedStyle(element).color);
+  const ink = luminance();
+  return (Math.max(ink, below) + 0.05) / (Math.min(ink, below) + 0.05);
 }"""
+CONTRASTS = f"""() => {{
+  const contrast = {CONTRAST_OF};
+  const least = {{}};
+  for (const token of document.querySelectorAll('.tokens .token')) {{
+    for (const name of [...token.classList].slice(1)) least[name] = Math.min(least[name] ?? Infinity, contrast(token));
+  }}
+  return least;
+}}"""
+
+
+def test_the_ticked_box_is_there(visit, offline_server):
+    """Gradio's styles made it white on white once ticked."""
+    page = visit(offline_server.url)
+    box = page.viewer.get_by_label(STRINGS["legend.show_discarded"])
+    box.check()
+    assert box.evaluate("(box) => getComputedStyle(box).appearance") == "auto"
+
+
+def test_words_come_in_one_font(visit, offline_server):
+    """Gradio's semibold face has an A and hardly anything else: the page brings the bold one in its place."""
+    page = visit(offline_server.url)
+    page.page.evaluate("document.fonts.ready")
+    session = page.page.context.new_cdp_session(page.page)
+    for domain in ("DOM", "CSS"):
+        session.send(f"{domain}.enable")
+    root = session.send("DOM.getDocument")["root"]["nodeId"]
+    heading = session.send("DOM.querySelector", {"nodeId": root, "selector": ".plots figure:nth-child(4) h4"})["nodeId"]
+    assert len(session.send("CSS.getPlatformFontsForNode", {"nodeId": heading})["fonts"]) == 1
+
+
+@pytest.mark.parametrize("theme", ["light", "dark"])
+def test_explanations_in_the_settings_have_contrast(visit, offline_server, theme):
+    page = visit(f"{offline_server.url}?__theme={theme}")
+    page.open_settings()
+    assert page.page.locator("#auto .info-text").evaluate(f"(text) => ({CONTRAST_OF})(text)") >= CONTRAST
+
+
+@pytest.mark.parametrize("width", [1280, 390])
+def test_legends_of_the_charts_name_everything_within_them(visit, offline_server, width):
+    """On a phone the names were stacked beyond the upper edge."""
+    page = visit(offline_server.url, viewport={"width": width, "height": 844})
+    page.page.locator("figure").nth(3).scroll_into_view_if_needed()
+    page.page.locator(".chart .main-svg").nth(1).wait_for()
+    for figure in page.page.locator(".plots figure").all():
+        frame = figure.locator(".plot-frame").bounding_box()
+        names = [name.bounding_box() for name in figure.locator(".legendtext").all()]
+        assert len(names) > 1
+        for name in names:
+            assert name["y"] >= frame["y"] and name["x"] >= frame["x"]
+            assert name["x"] + name["width"] <= frame["x"] + frame["width"]
+
+
+def test_number_at_the_mark_does_not_lie_on_the_point_of_a_run(visit, offline_server):
+    """At the delta of the recorded run the point that it reached lay over the number."""
+    page = visit(offline_server.url)
+    page.page.locator(".plot .main-svg").nth(1).wait_for()
+    page.settle()
+    number = page.viewer.locator(".plot-dot.al span").bounding_box()
+    for point in page.page.locator(".plot").first.locator(".scatterlayer .points path").all():
+        box = point.bounding_box()
+        apart = number["y"] + number["height"] <= box["y"] or box["y"] + box["height"] <= number["y"]
+        assert apart or number["x"] + number["width"] <= box["x"] or box["x"] + box["width"] <= number["x"]
 
 
 def test_reduced_motion_is_respected(visit, offline_server):
