@@ -4,6 +4,7 @@ It knows token ids and two models that can be rolled back, not where they come f
 (cactus.pairs): `open()` gives a context with `length`, `forward(ids, rows)`, `crop(length)` and `close()`.
 """
 
+import math
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -127,6 +128,11 @@ def _draft_and_judge(draft, verifier, committed, m, u, rule, settings, watch) ->
         accepted.double(), ids_there.gather(0, place).double(), q_there.gather(0, place).double(), rows.flatten(),
     ]).tolist()  # fmt: skip
     watch.lap("rule")
+    if math.isnan(sum(numbers)):
+        raise ValueError(
+            "Draft or verifier gave logits that are no numbers (NaN or infinite): choose another --dtype, float32 if it is float16, or "
+            "check that the model's files are whole."
+        )
     columns = [numbers[i * m : (i + 1) * m] for i in range(5)]
     accepted, replacement, replacement_q, *flat = numbers[5 * m :]
     return Judged(

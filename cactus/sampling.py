@@ -49,7 +49,8 @@ def warp_kept(logits: Tensor, sampling: Sampling) -> tuple[Tensor, Tensor]:
     logits, size = logits.float(), logits.shape[-1]
     if sampling.temperature <= GREEDY_BELOW:
         ids = logits.argmax(-1, keepdim=True)
-        return ids, torch.ones_like(ids, dtype=torch.float32)
+        top = logits.gather(-1, ids)
+        return ids, 1 + (top - top)  # 1, or NaN where the logits are no numbers
     kept = min(sampling.top_k, size) or size
     if kept == size and sampling.top_p == 1:
         return _all_ids(logits), torch.softmax((logits - logits.amax(-1, keepdim=True)) / sampling.temperature, -1)
@@ -92,10 +93,12 @@ def uniforms(key: tuple[int, int], stream: int, start: int, count: int) -> Tenso
 def draw(probs: Tensor, u: Tensor) -> Tensor:
     """Inverse-CDF draws: the first id whose cumulative mass exceeds u times the total, never one of probability 0.
 
-    probs: (..., V), not necessarily normalised; u: (...) float64 in [0, 1). Returns (...) int64.
+    probs: (..., V), not necessarily normalised; u: (...) float64 in [0, 1). Returns (...) int64, an id also where probs are NaN, since
+    an index beyond the rows would end a process on a GPU; so who draws asks whether there was any.
     """
     cumulative = probs.cumsum(-1, dtype=torch.float64)
     total = cumulative[..., -1:].contiguous()
     drawn = torch.searchsorted(cumulative, u[..., None] * total, right=True)
     last = torch.searchsorted(cumulative, total)  # u·total may round up to the total itself
+    last.clamp_max_(probs.shape[-1] - 1)  # NaN lies behind everything
     return torch.minimum(drawn, last)[..., 0]

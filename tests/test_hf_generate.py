@@ -258,6 +258,15 @@ def test_the_test_of_laws_sees_a_wrong_rule(rule, law):
     assert kstest(places_in_law(rule, law), "uniform").pvalue < FALSE_ALARM
 
 
+@pytest.mark.parametrize("broken", ["model", "draft"])
+def test_logits_that_are_no_numbers_are_refused(broken):
+    """Guards against an index beyond the row, and against text made of NaN."""
+    model = deepcopy(VERIFIER)
+    model.lm_head.weight.data[3] = torch.nan
+    with pytest.raises(ValueError, match="logits that are no numbers"):
+        run(**{broken: model}, do_sample=True)
+
+
 def test_draws_come_from_torchs_generator():
     assert torch.equal(run(do_sample=True, seed=1), run(do_sample=True, seed=1))
     assert not torch.equal(run(do_sample=True, seed=1), run(do_sample=True, seed=2))

@@ -216,6 +216,10 @@ def _judge(rule: Rule, p: Tensor | None, q: Tensor, n: Tensor) -> tuple[Tensor, 
         gamma, p_drafted = rule.gamma_at(p, q[:m], n), p.gather(-1, n[:, None])[:, 0].double()
         passed = int((_uniforms(m, n.device) * p_drafted < gamma).long().cumprod(0).sum())
     law = rule.recovery(p[passed], q[passed], n[passed]) if passed < m else q[m].double()
+    if (law.sum() + (p_drafted.sum() if m else 0)).isnan():
+        raise ValueError(
+            "Draft or verifier gave logits that are no numbers (NaN or infinite): try another dtype, or check the files."
+        )
     return torch.cat([n[:passed], draw(law, _uniforms(1, n.device)[0])[None]]), passed
 
 
