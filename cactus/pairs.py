@@ -205,7 +205,11 @@ def export_draft(folder: Path, verifier: str | None, bits: int | None, progress:
     """
     from safetensors import SafetensorError
 
-    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+    try:
+        taken = folder.exists() and (not folder.is_dir() or any(folder.iterdir()))
+    except OSError as error:
+        raise PairError(f"{folder} cannot be used ({error}): name another folder.") from error
+    if taken:
         raise PairError(f"{folder} exists and is not an empty folder: name another one, or empty it.")
     bits = default_bits() if bits is None else bits
     embedded.check_bits(bits)
@@ -223,6 +227,7 @@ def export_draft(folder: Path, verifier: str | None, bits: int | None, progress:
 
 def _read(name: str, dtype: torch.dtype, device: torch.device) -> tuple[Any, torch.nn.Module]:
     """Tokenizer and model of a Hub id or folder."""
+    from safetensors import SafetensorError
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     try:
@@ -231,8 +236,9 @@ def _read(name: str, dtype: torch.dtype, device: torch.device) -> tuple[Any, tor
         else:
             module = AutoModelForCausalLM.from_pretrained(name, dtype=dtype, device_map={"": device})
         return AutoTokenizer.from_pretrained(name), module
-    except (OSError, ValueError, KeyError) as error:
-        reason = str(error).strip().splitlines()[0]
+    except (OSError, ValueError, KeyError, ImportError, RuntimeError, SafetensorError) as error:
+        # The last is what a file that was cut short comes as; RuntimeError: other shapes than configured, or no memory.
+        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
         raise PairError(f"{name} could not be loaded as a causal language model: {reason}") from error
 
 

@@ -1,6 +1,7 @@
 """Loading pairs: vocabularies, widths, caches, prompts, on small random models of several architectures saved to folders."""
 
 import gc
+from pathlib import Path
 
 import pytest
 import torch
@@ -195,6 +196,13 @@ def test_what_cannot_be_loaded_is_one_sentence(tmp_path, folder):
     (tmp_path / "empty").mkdir()
     with pytest.raises(PairError, match="could not be loaded as a causal language model"):
         pairs.load(str(tmp_path / "empty"), device="cpu")
+    cut = Path(folder("cut")) / "model.safetensors"
+    cut.write_bytes(cut.read_bytes()[:1000])  # a download that broke off
+    other = Path(folder("other")) / "config.json"
+    other.write_text(other.read_text().replace('"hidden_size": 32', '"hidden_size": 64'))
+    for broken in (cut, other):
+        with pytest.raises(PairError, match="could not be loaded as a causal language model"):
+            pairs.load(str(broken.parent), device="cpu")
     if not torch.cuda.is_available():
         with pytest.raises(PairError, match="No CUDA device answers"):
             pairs.load(folder("v"), device="cuda")
