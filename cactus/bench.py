@@ -289,13 +289,14 @@ def measure_forwards(contest: Contest, ids: list[int], m: int, result: Result) -
     kinds = [(name, rows) for name in ("verifier", "transformers") for rows in sorted({1, 5, m + 1})] + [("draft", 1)]
     contexts = {name: model.open() for name, (model, _) in sides.items()}
     text = torch.tensor(ids, device=contest.pair.device)
+    more = text.repeat(m + 5)  # of a prompt of one token, too
     for context in contexts.values():
         context.forward(text, 1)
     taken: dict[tuple[str, int], list[float]] = {kind: [] for kind in kinds}
     for _ in range(FORWARD_ROUNDS):
         for name, rows in kinds:
             laps: list[float] = []
-            TimedContext(contexts[name], laps).forward(text[:rows], rows)
+            TimedContext(contexts[name], laps).forward(more[:rows], rows)
             contexts[name].crop(len(ids))
             taken[name, rows] += laps
     for (name, rows), seconds in taken.items():

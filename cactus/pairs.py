@@ -116,18 +116,29 @@ class Pair:
         return self.verifier.device
 
     def encode(self, prompt: str, chat: bool) -> list[int]:
-        """Token ids of a prompt: through the verifier's chat template, or as raw text. Raises PromptError for an empty prompt and for a
-        chat with a tokenizer that has no template."""
+        """Token ids of a prompt: through the verifier's chat template, or as raw text. Raises PromptError for a prompt that is
+        empty, no Unicode text, or holds a token beyond the models' embeddings, and for a chat with a tokenizer that has no template."""
         if not prompt.strip():
             raise PromptError("The prompt is empty: type some text to continue or a question to answer.")
+        if any("\ud800" <= char <= "\udfff" for char in prompt):  # what bytes of another encoding become on the command line
+            raise PromptError("The prompt holds what is no Unicode text: type it again, in UTF-8.")
         if not chat:
-            return list(self.tokenizer(prompt).input_ids)
+            return self._known(self.tokenizer(prompt).input_ids)
         if not self.tokenizer.chat_template:
             raise PromptError("This verifier's tokenizer has no chat template: choose raw text.")
         message = [{"role": "user", "content": prompt}]
         text = self.tokenizer.apply_chat_template(message, add_generation_prompt=True, tokenize=False)
         # The template writes the beginning-of-text token itself; a second one would shift every position.
-        return list(self.tokenizer(text, add_special_tokens=False).input_ids)
+        return self._known(self.tokenizer(text, add_special_tokens=False).input_ids)
+
+    def _known(self, ids: list[int]) -> list[int]:
+        """ids, none of them beyond the embeddings. Raises PromptError."""
+        if (largest := max(ids, default=0)) >= self.verifier.vocab_size:
+            raise PromptError(
+                f"The prompt holds token {largest}, but draft and verifier both know ids up to {self.verifier.vocab_size - 1} only: "
+                "leave that token out, or choose models with as many embeddings."
+            )
+        return list(ids)
 
     def check(self, prompt_ids: list[int], settings: Settings) -> None:
         """Raises PromptError where no token can be generated, or not as many as asked for; runs no model."""

@@ -180,6 +180,21 @@ def test_a_full_disk_still_shows_what_was_measured(tmp_path, capsys, arguments):
     assert "cactus: The measurement cannot be written" in captured.err
 
 
+def test_a_short_prompt_is_not_measured_as_a_long_pass(monkeypatch, arguments):
+    """Guards against passes over the two tokens of a prompt that were written down as passes over five."""
+    pair, seen, forward = bench.pairs.load(arguments[1], device="cpu"), set(), bench.TimedContext.forward
+
+    def noted(self, ids, rows):
+        seen.add((len(ids), rows))
+        return forward(self, ids, rows)
+
+    monkeypatch.setattr(bench.TimedContext, "forward", noted)
+    contest = bench.Contest(pair, *bench.load_transformers(bench.Choice(arguments[1], None, 5, "cpu", "auto"), 7))
+    gflops = {f"{name} {rows}": 1.0 for name in ("verifier", "draft") for rows in (1, 5, 8)}
+    bench.measure_forwards(contest, [2, 3], 7, bench_results.Result({}, {}, [], bandwidth=1.0, gflops=gflops))
+    assert seen == {(1, 1), (5, 5), (8, 8)}
+
+
 def test_an_interrupt_keeps_what_was_measured(tmp_path, monkeypatch, capsys, arguments):
     out, whole, calls = tmp_path / "out.json", bench.Contest.run, []
 

@@ -173,6 +173,19 @@ def test_one_token_and_special_token_prompts_run(folder):
         assert trace.ids == plain_greedy(loaded, ids, 12)
 
 
+def test_half_a_character_is_refused(folder):
+    """Guards against the tokenizer's TypeError: bytes that are not UTF-8 come from the command line as lone surrogates."""
+    with pytest.raises(PromptError, match="no Unicode text"):
+        pairs.load(folder("v"), device="cpu").encode("hello \udcff", chat=False)
+
+
+def test_a_token_beyond_the_embeddings_is_refused(folder):
+    """Guards against an index error on the CPU, and a dead process on a GPU, for a tokenizer with more tokens than the model knows."""
+    loaded = pairs.load(folder("v", words=[*WORDS, "extra"]), device="cpu")
+    with pytest.raises(PromptError, match="holds token 11, but draft and verifier both know ids up to 10 only"):
+        loaded.encode("hello extra", chat=False)
+
+
 def test_too_long_names_both_numbers(folder):
     loaded = pairs.load(folder("v"), device="cpu")
     with pytest.raises(PromptError, match=r"has 201 tokens, but with 96 new tokens this pair has room for 160 \(context 256\)"):
