@@ -115,13 +115,14 @@ function budget({ t, places, example, delta }) {
   };
 }
 
-/** Passes are not time: a draft as large as its verifier saves none. */
-function slower({ panes, baseline }, t) {
+/** Passes are not time: whether fewer of them save any depends on what drafting costs. */
+function time({ panes, baseline }, t) {
   const speedups = panes.filter(({ stats }) => known(baseline) && known(stats?.tokens_per_s))
     .map(({ label, stats }) => ({ label, times: stats.tokens_per_s / baseline }));
-  if (!speedups.some(({ times }) => times < 1)) return [];
+  if (speedups.length === 0) return [];
   const list = speedups.map(({ label, times }) => t('tour.of_pane', { label, value: `${times.toFixed(2)}×` })).join(', ');
-  return [make('p', { class: 'quiet' }, t('tour.gain_slower', { list }))];
+  const slower = speedups.some(({ times }) => times < 1);
+  return [make('p', { class: 'quiet' }, t(slower ? 'tour.gain_slower' : 'tour.gain_faster', { list }))];
 }
 
 function gain({ log, t, places, delta }) {
@@ -136,7 +137,7 @@ function gain({ log, t, places, delta }) {
         before: fixed(2)(here.before), after: fixed(2)(here.al), delta: deltaText(delta),
         percent: fixed(0)(100 * (here.al / here.before - 1)),
       }))] : []),
-      ...(runs ? [paragraph(t('tour.gain_runs', { runs }))] : []), ...slower(log, t),
+      ...(runs ? [paragraph(t('tour.gain_runs', { runs }))] : []), ...time(log, t),
     ],
   };
 }

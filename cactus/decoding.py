@@ -37,7 +37,8 @@ def decode(pair, prompt_ids: list[int], rule: Rule, settings: Settings) -> Itera
     follows from them and from what was judged so far.
 
     Between rounds the verifier's cache holds all committed tokens but the last one, the draft's the same, or one fewer after a fully
-    accepted block. Closing the generator frees both caches. Raises PromptError (cactus.pairs) before any model runs.
+    accepted block. Closing the generator frees both caches. Raises PromptError (cactus.pairs) before any model runs, ValueError where
+    one gives logits that are not finite.
     """
     pair.check(prompt_ids, settings)
     key, committed, transcript = run_key(settings.seed, settings.prompt_id), list(prompt_ids), Transcript(pair.tokenizer)
@@ -127,12 +128,9 @@ def _draft_and_judge(draft, verifier, committed, m, u, rule, settings, watch) ->
         drafted.double(), p_drafted, q_drafted, gamma, u_accept,
         accepted.double(), ids_there.gather(0, place).double(), q_there.gather(0, place).double(), rows.flatten(),
     ]).tolist()  # fmt: skip
-    watch.lap("rule")
     if math.isnan(sum(numbers)):
-        raise ValueError(
-            "Draft or verifier gave logits that are no numbers (NaN or infinite): choose another --dtype, float32 if it is float16, or "
-            "check that the model's files are whole."
-        )
+        raise ValueError("A model gave logits that are not finite: choose --dtype bfloat16 or float32.")
+    watch.lap("rule")
     columns = [numbers[i * m : (i + 1) * m] for i in range(5)]
     accepted, replacement, replacement_q, *flat = numbers[5 * m :]
     return Judged(

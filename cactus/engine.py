@@ -36,7 +36,7 @@ def packs(module: nn.Module) -> bool:
         and config.hidden_act == "silu"
         and not config.attention_bias
         and not config.mlp_bias
-        and turns_alike(module)
+        and turns_alike(module)  # here the rotary embedding is a table made ahead
     )
 
 
@@ -72,7 +72,9 @@ class Int8:
     def __init__(self, weight: Tensor, gain: Tensor | None = None):
         self.gain = gain
         scale = (torch.linalg.vector_norm(weight, math.inf, 1) / 127).clamp_min_(1e-30)
-        whole = (weight / scale[:, None]).round_().to(torch.int8)
+        # In pieces: of an LM head the quotients alone would take as much memory as the whole draft.
+        pieces = zip(weight.split(4096), scale.split(4096), strict=True)
+        whole = torch.cat([(rows / by[:, None]).round_().to(torch.int8) for rows, by in pieces])
         zeros = torch.zeros(len(scale), dtype=torch.long)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # torch's quantised tensors are deprecated; where they are gone, `int8_runs` says so

@@ -16,7 +16,12 @@ KEPT = 2  # closed contexts whose buffers and graphs the next run takes over
 
 def fixes(module: nn.Module) -> bool:
     """Whether this model can run on fixed buffers: every layer attends to everything before it, and positions turn alike in any text."""
-    return set(getattr(module.config, "layer_types", None) or ["full_attention"]) == {"full_attention"} and turns_alike(module)
+    config = module.config
+    if not turns_alike(module):
+        return False
+    if kinds := getattr(config, "layer_types", None):
+        return set(kinds) == {"full_attention"}
+    return not getattr(config, "sliding_window", None)  # Mistral and Phi 3 name one window for all layers, and no kinds
 
 
 class FixedModel:

@@ -9,6 +9,7 @@ import json
 import logging
 import os
 import platform
+import re
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -116,12 +117,12 @@ class Pair:
         return self.verifier.device
 
     def encode(self, prompt: str, chat: bool) -> list[int]:
-        """Token ids of a prompt: through the verifier's chat template, or as raw text. Raises PromptError for a prompt that is
-        empty, no Unicode text, or holds a token beyond the models' embeddings, and for a chat with a tokenizer that has no template."""
+        """Token ids of a prompt: through the verifier's chat template, or as raw text. Raises PromptError for an empty prompt, for one
+        that is not Unicode, and for a chat with a tokenizer that has no template."""
         if not prompt.strip():
             raise PromptError("The prompt is empty: type some text to continue or a question to answer.")
-        if any("\ud800" <= char <= "\udfff" for char in prompt):  # what bytes of another encoding become on the command line
-            raise PromptError("The prompt holds what is no Unicode text: type it again, in UTF-8.")
+        if any("\ud800" <= char <= "\udfff" for char in prompt):  # bytes of another encoding on a command line, or broken JSON
+            raise PromptError("The prompt is not valid Unicode text: send it as UTF-8.")
         if not chat:
             return self._known(self.tokenizer(prompt).input_ids)
         if not self.tokenizer.chat_template:
@@ -340,6 +341,11 @@ def _choose_threads(verifier: engine.PackedModel, draft: engine.PackedModel) -> 
     torch.set_num_threads(min(seconds, key=lambda threads: max(seconds[threads])))
 
 
+def identity(provenance: dict[str, Any]) -> dict[str, str]:
+    """Which pair a run came from, on whatever machine and kernels: runs of equal identity are of the same weights."""
+    return {name: re.sub(r", [^,]+ kernels$", "", provenance[name]) for name in IDENTITY if name in provenance}
+
+
 def versions() -> dict[str, str]:
     """Versions of what computed a run."""
     import transformers
@@ -385,6 +391,10 @@ def _check_rollback(model: AnyModel, module, side: str) -> None:
         raise PairError(
             f"The {side}'s cache cannot be rolled back ({error}): choose a model with plain attention caches."
         ) from error
+    if not fresh.amax().isfinite():
+        raise PairError(
+            f"The {side}'s logits are not finite: choose --dtype bfloat16 or float32, or a model whose weights are sound."
+        )
     tolerance = 1e-3 if module.dtype == torch.float32 else 0.25
     if not torch.allclose(rolled_back, fresh, atol=tolerance * max(1.0, fresh.abs().max().item())):
         raise PairError(f"The {side}'s cache is not exact after a roll-back: choose a model with plain attention caches.")

@@ -35,7 +35,8 @@ def warp(logits: Tensor, sampling: Sampling) -> Tensor:
     """The distribution that is sampled, judged and shown.
 
     logits: (..., V) float. Returns (..., V) float32, rows summing to 1: temperature, then the top_k likeliest tokens, then the
-    smallest set of them whose mass reaches top_p (always at least one token). Greedy gives the one-hot argmax.
+    smallest set of them whose mass reaches top_p (always at least one token). Greedy gives the one-hot argmax. Logits that are NaN
+    or +∞ give NaN, greedy ones too.
     """
     ids, probs = warp_kept(logits, sampling)
     return probs if probs.shape == logits.shape else torch.zeros_like(logits, dtype=torch.float32).scatter_(-1, ids, probs)
@@ -48,9 +49,8 @@ def warp_kept(logits: Tensor, sampling: Sampling) -> tuple[Tensor, Tensor]:
     """
     logits, size = logits.float(), logits.shape[-1]
     if sampling.temperature <= GREEDY_BELOW:
-        ids = logits.argmax(-1, keepdim=True)
-        top = logits.gather(-1, ids)
-        return ids, 1 + (top - top)  # 1, or NaN where the logits are no numbers
+        most, ids = logits.max(-1, keepdim=True)
+        return ids, torch.where(most.isfinite(), 1.0, torch.nan)
     kept = min(sampling.top_k, size) or size
     if kept == size and sampling.top_p == 1:
         return _all_ids(logits), torch.softmax((logits - logits.amax(-1, keepdim=True)) / sampling.temperature, -1)
@@ -100,5 +100,5 @@ def draw(probs: Tensor, u: Tensor) -> Tensor:
     total = cumulative[..., -1:].contiguous()
     drawn = torch.searchsorted(cumulative, u[..., None] * total, right=True)
     last = torch.searchsorted(cumulative, total)  # u·total may round up to the total itself
-    last.clamp_max_(probs.shape[-1] - 1)  # NaN lies behind everything
-    return torch.minimum(drawn, last)[..., 0]
+    # Where the law is NaN both lie beyond the end: on a GPU an index out of bounds would end the process.
+    return torch.minimum(drawn, last)[..., 0].clamp_max_(probs.shape[-1] - 1)

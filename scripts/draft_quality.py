@@ -7,6 +7,7 @@ take seven bits of x only are measured too: their arithmetic is the same whole n
 """
 
 import json
+import sys
 from datetime import date
 from functools import partial
 from pathlib import Path
@@ -14,6 +15,8 @@ from pathlib import Path
 import torch
 from tqdm import tqdm
 from transformers import AutoModelForCausalLM
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from cactus import embedded, engine, pairs
 from cactus.decoding import run

@@ -1,7 +1,7 @@
 """Measure the page and the decoder on this machine; prints figures beside their targets and judges nothing.
 
-Parts: start (the server), open (the recorded run, no model loaded), slider (moving delta), live (a run, Stop, memory), block (one
-draft-verify block, alone and beside a busy process). For quiet figures let nothing else run.
+Parts: start (the server), open (the recorded run, no model loaded), slider (moving delta), live (a run, Stop, memory), runs (memory
+over fifty runs), block (one draft-verify block, alone and beside a busy process). For quiet figures let nothing else run.
 """
 
 import argparse
@@ -17,13 +17,15 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import serving
+from gradio_client import Client
 from playwright.sync_api import Browser, Page
 
 sys.path.insert(0, str(serving.ROOT))
 
 from cactus import threads
+from cactus.pairs import EMBEDDED
 
-PARTS = ("start", "open", "slider", "live", "block")
+PARTS = ("start", "open", "slider", "live", "runs", "block")
 PROMPT = "Explain how a bicycle stays upright."
 LONG = 512
 RUN_MS = 600_000
@@ -111,7 +113,7 @@ def main() -> None:
     say("processes that ran beside, mean of the last minute", os.getloadavg()[0], "")
     if {"open", "slider"} & set(parts):
         measure_recorded(parts, args.repeats)
-    if {"start", "live"} & set(parts):
+    if {"start", "live", "runs"} & set(parts):
         measure_models(parts, args.tokens)
     if "block" in parts:
         measure_blocks([threads.SPINS, *args.spins], args.tokens)
@@ -185,12 +187,14 @@ def measure_models(parts: list[str], tokens: int) -> None:
         if "live" in parts:
             with serving.chromium() as browser:
                 measure_live(browser, server, tokens)
+        if "runs" in parts:
+            measure_runs(server)
 
 
 def measure_live(browser: Browser, server: serving.Server, tokens: int) -> None:
     page = opened(browser, server.url)
     page.wait_for_function("() => document.querySelector('#status p').textContent.startsWith('Ready')", timeout=RUN_MS)
-    say("memory of the process, models loaded, peak", peak_gigabytes(server), "GB")
+    say("memory of the process, models loaded, peak", gigabytes(server, "VmHWM"), "GB")
     page.locator("#settings button").first.click()
     page.wait_for_timeout(1000)
     page.locator("#prompt textarea").fill(PROMPT)
@@ -209,7 +213,7 @@ def measure_live(browser: Browser, server: serving.Server, tokens: int) -> None:
     say("    frames per second while streaming", run["frames"] / run["lasted"] * 1e3, "/s")
     say("    longest task in the browser", run["longest"], "ms")
     page.wait_for_function("() => document.querySelector('#status p').textContent.startsWith('Ready')", timeout=RUN_MS)
-    say("memory of the process after the run, peak", peak_gigabytes(server), "GB", "≤ 3 GB")
+    say("memory of the process after the run, peak", gigabytes(server, "VmHWM"), "GB", "≤ 2 GB")
 
     page.locator("#length input[type=number]").fill(str(LONG))
     page.wait_for_timeout(300)
@@ -226,10 +230,21 @@ def wait_for_end(page: Page) -> None:
     page.wait_for_function("() => document.querySelectorAll('.ending:not([hidden])').length === 2", timeout=RUN_MS)
 
 
-def peak_gigabytes(server: serving.Server) -> float:
-    """High-water mark of the resident memory (Linux)."""
+def measure_runs(server: serving.Server) -> None:
+    """Comparisons of sixteen tokens, one after the other, and what the process holds after some of them."""
+    client = Client(server.url, verbose=False)
+    settings = {"delta": 0.5, "m": 5, "temperature": 0.6, "top_k": 20, "top_p": 0.95, "length": 16, "chat": True, "bits": 5}
+    rules = {"left": "sps", "right": "cactus", "left_parameter": None, "right_parameter": None, "auto": False}
+    for run in range(1, 51):
+        client.predict(PROMPT, **settings, **rules, seed=run, pair=EMBEDDED, api_name="/generate")
+        if run in (1, 10, 50):
+            say(f"memory of the process after {run} run{'s' * (run > 1)}", gigabytes(server, "VmRSS"), "GB")
+
+
+def gigabytes(server: serving.Server, kind: str) -> float:
+    """Resident memory (Linux): VmRSS now, VmHWM the most there was."""
     status = Path(f"/proc/{server.process.pid}/status").read_text()
-    return int(re.search(r"VmHWM:\s+(\d+) kB", status)[1]) / 1e6
+    return int(re.search(rf"{kind}:\s+(\d+) kB", status)[1]) / 1e6
 
 
 def measure_blocks(spins: list[str], tokens: int) -> None:

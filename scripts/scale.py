@@ -5,9 +5,13 @@ python scripts/scale.py [--rows 200] [--vocabulary 49152] [--deltas 16]
 
 import argparse
 import resource
+import sys
 import time
+from pathlib import Path
 
 import torch
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from cactus import recordings
 from cactus.divergences import kl

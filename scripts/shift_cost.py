@@ -5,10 +5,14 @@ python scripts/shift_cost.py [--runs 40] [--threads 1] [--device cpu]
 
 import argparse
 import statistics
+import sys
 import time
 from collections.abc import Callable
+from pathlib import Path
 
 import torch
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from cactus.rules import shift_logits_
 

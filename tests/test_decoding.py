@@ -327,12 +327,23 @@ def test_logits_that_are_no_numbers_end_a_run_with_a_sentence(sampling, value, s
     laws = [None, None]
     laws[side] = lambda ids: torch.arange(12.0).index_fill(0, torch.tensor([3]), value)
     for m in (0, 3) if side == 0 else (3,):
-        with pytest.raises(ValueError, match="logits that are no numbers"):
+        with pytest.raises(ValueError, match="logits that are not finite"):
             list(decode(toy_pair(laws=laws), PROMPT, Cactus(0.1), Settings(sampling, m, 6)))
 
 
 def fail(ids):
     raise RuntimeError("out of memory")
+
+
+@pytest.mark.parametrize("sampling", [PLAIN, GREEDY, Sampling()])
+@pytest.mark.parametrize("bad", [math.nan, math.inf])
+@pytest.mark.parametrize("side", [0, 1])
+def test_logits_that_are_not_finite_are_said(side, bad, sampling):
+    """Guards against half precision that overflows: an index out of bounds when sampled, token 0 for ever when greedy."""
+    laws = [lambda ids: torch.arange(12.0), lambda ids: torch.arange(12.0)]
+    laws[side] = lambda ids: torch.arange(12.0).index_fill(0, torch.tensor([4]), bad if len(ids) > 9 else 0.0)
+    with pytest.raises(ValueError, match="logits that are not finite"):
+        run(toy_pair(laws=laws), Cactus(0.1), Settings(sampling, 3, 20))
 
 
 def test_too_long_a_prompt_names_both_numbers_and_runs_nothing():

@@ -115,6 +115,19 @@ def test_what_does_not_pack_runs_in_transformers():
     assert isinstance(pairs._model(llama(), 50, "verifier"), PackedModel)
 
 
+LONG = {"factor": 4.0, "original_max_position_embeddings": 600, "short_factor": [1.0] * 8, "long_factor": [4.0] * 8}
+
+
+@pytest.mark.parametrize("rope", [{"rope_type": "dynamic", "factor": 4.0}, {"rope_type": "longrope", **LONG}])
+def test_rotary_embeddings_that_follow_the_length_run_in_transformers(rope):
+    """Guards against a table made for twice the text: within what the model was trained for, it held the angles of longer texts."""
+    model = llama(max_position_embeddings=600, rope_parameters={"rope_theta": 10000.0, **rope})
+    context, ids = pairs._model(model, 50, "verifier").open(), torch.arange(550) % 50
+    context.forward(ids[:400], 1)
+    with torch.inference_mode():
+        torch.testing.assert_close(context.forward(ids[400:], 1)[0], model(input_ids=ids[None]).logits[0, -1], atol=1e-3, rtol=1e-3)
+
+
 def test_a_packed_model_that_is_wrong_is_not_used(monkeypatch):
     """On a machine whose kernels give other numbers the pair falls back to transformers."""
     right = Float32.__call__

@@ -5,7 +5,7 @@ import torch
 from test_pairs import small
 from torch.utils._python_dispatch import TorchDispatchMode
 from toys import toy_pair
-from transformers import Qwen3Config, Qwen3ForCausalLM
+from transformers import MistralConfig, MistralForCausalLM, Qwen3Config, Qwen3ForCausalLM
 
 from cactus import decoding, graphs, pairs
 from cactus.decoding import decode
@@ -49,6 +49,15 @@ def test_a_closed_context_is_taken_over_empty():
 
 
 def test_sliding_windows_keep_their_own_cache():
+    """Guards against Mistral's window, which no layer types announce: fixed buffers would show all entries to every layer."""
+    mistral = MistralForCausalLM(
+        MistralConfig(
+            vocab_size=40, hidden_size=32, intermediate_size=64, num_hidden_layers=2, num_attention_heads=4, sliding_window=8
+        )
+    )
+    assert not graphs.fixes(mistral)
+    mistral.config.sliding_window = None
+    assert graphs.fixes(mistral)
     assert not graphs.fixes(small("gemma2"))
     assert graphs.fixes(qwen())
 

@@ -11,7 +11,7 @@ from toys import toy_pair
 
 from cactus import pairs, recordings
 from cactus.metrics import summary
-from cactus.page import app, comparison, door
+from cactus.page import app, comparison, door, launch
 from cactus.page.choices import CHOICES, described
 from cactus.page.comparison import Request
 from cactus.page.models import Choice, Models, offered
@@ -311,6 +311,26 @@ def test_every_recording_is_offered_and_drawn():
         assert app._recorded(recording.name).count('"k":"end"') == 2
     with pytest.raises(app.gr.Error):
         app._recorded("../../etc/passwd")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--draft", "somewhere"], "--draft needs --verifier"),
+        (["--bits", "0"], "bits must be a whole number from 3 to 8, got 0"),
+        pytest.param(
+            ["--device", "cuda"],
+            "No CUDA device answers",
+            marks=pytest.mark.skipif(torch.cuda.is_available(), reason="a CUDA device answers"),
+        ),
+    ],
+)
+def test_arguments_that_cannot_be_served_start_nothing(capsys, arguments, message):
+    """Guards against a page that comes up with the embedded pair, whatever else was asked for."""
+    with pytest.raises(SystemExit) as stopped:
+        launch.main(arguments)
+    assert stopped.value.code == 2
+    assert message in capsys.readouterr().err
 
 
 def test_gpu_time_follows_the_length(models):

@@ -162,6 +162,13 @@ def test_blank_prompts_are_refused(folder, prompt):
             run(loaded, prompt, SpS(), Settings(), chat)
 
 
+@pytest.mark.parametrize("chat", [True, False])
+def test_prompts_that_are_no_unicode_are_refused(folder, chat):
+    """Guards against a TypeError of the tokenizer: bytes of another encoding on a command line come as lone surrogates."""
+    with pytest.raises(PromptError, match="not valid Unicode"):
+        pairs.load(folder("v"), device="cpu").encode("caf\udce9", chat)
+
+
 def test_one_token_and_special_token_prompts_run(folder):
     loaded = pairs.load(folder("v"), device="cpu")
     loaded.eos_ids = ()
@@ -175,7 +182,7 @@ def test_one_token_and_special_token_prompts_run(folder):
 
 def test_half_a_character_is_refused(folder):
     """Guards against the tokenizer's TypeError: bytes that are not UTF-8 come from the command line as lone surrogates."""
-    with pytest.raises(PromptError, match="no Unicode text"):
+    with pytest.raises(PromptError, match="not valid Unicode text"):
         pairs.load(folder("v"), device="cpu").encode("hello \udcff", chat=False)
 
 
@@ -221,6 +228,15 @@ def test_what_cannot_be_loaded_is_one_sentence(tmp_path, folder):
             pairs.load(folder("v"), device="cuda")
     with pytest.raises(PairError, match="is not Llama-like"):
         pairs.load(folder("m", small("mamba")), device="cpu")
+
+
+def test_weights_that_are_not_sound_are_refused(folder):
+    """Guards against blaming the cache for logits that are NaN."""
+    broken = small()
+    with torch.no_grad():
+        broken.model.norm.weight[0] = torch.nan
+    with pytest.raises(PairError, match=r"verifier's logits are not finite: choose --dtype"):
+        pairs.load(folder("v", broken), folder("d"), device="cpu")
 
 
 def test_provenance_names_what_ran(folder):

@@ -210,16 +210,15 @@ def _law(scores: Tensor, sampled: bool) -> Tensor:
 
 
 def _judge(rule: Rule, p: Tensor | None, q: Tensor, n: Tensor) -> tuple[Tensor, int]:
-    """The tokens of one block, (passed + 1,), and how many drafted ones passed. p: (m, V), None where m is 0; q: (m + 1, V); n: (m,)."""
+    """The tokens of one block, (passed + 1,), and how many drafted ones passed. p: (m, V), None where m is 0; q: (m + 1, V); n: (m,).
+    Raises ValueError for laws that are NaN."""
     m, passed = len(n), 0
     if m:
         gamma, p_drafted = rule.gamma_at(p, q[:m], n), p.gather(-1, n[:, None])[:, 0].double()
         passed = int((_uniforms(m, n.device) * p_drafted < gamma).long().cumprod(0).sum())
     law = rule.recovery(p[passed], q[passed], n[passed]) if passed < m else q[m].double()
-    if (law.sum() + (p_drafted.sum() if m else 0)).isnan():
-        raise ValueError(
-            "Draft or verifier gave logits that are no numbers (NaN or infinite): try another dtype, or check the files."
-        )
+    if law.isnan().any() or (m and p_drafted.isnan().any()):
+        raise ValueError("A model gave logits that are not finite: load it in bfloat16 or float32.")
     return torch.cat([n[:passed], draw(law, _uniforms(1, n.device)[0])[None]]), passed
 
 

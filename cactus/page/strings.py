@@ -321,7 +321,7 @@ STRINGS = {
     "tour.slow_rate": "These {tokens} tokens would take the verifier {tokens} passes on its own, at {rate} tokens/s here.",
     "tour.slow_formula": "{tokens} tokens = {tokens} passes",
     "tour.draft_title": "Guess first, check together",
-    "tour.draft_1": "A small draft model guesses {many} tokens, which is cheap. The verifier then checks all of them in one pass, "
+    "tour.draft_1": "A cheaper draft model guesses {many} tokens. The verifier then checks all of them in one pass, "
     "since reading several positions costs it little more than reading one.",
     "tour.draft_2": "Watch it: guesses come one by one, then one check for all, then verdicts from left to right.",
     "tour.draft_formula": "{label}: {tokens} tokens / {passes} passes = {per} per pass",
@@ -345,8 +345,9 @@ STRINGS = {
     "tour.gain_2": "Expected at the very same contexts, whatever the draws:",
     "tour.gain_formula": "AL: SpS {before} → Cactus {after} at δ = {delta} ({percent} % more)",
     "tour.gain_runs": "What the runs of this page reached with their own draws: {runs}.",
-    "tour.gain_slower": "Fewer passes save time only where the draft is much cheaper than the verifier, which it is not here. "
-    "Tokens/s against the verifier alone: {list}.",
+    "tour.gain_faster": "Drafting takes time too. With it, tokens/s against the verifier alone: {list}.",
+    "tour.gain_slower": "Fewer passes save time only where drafting is cheap enough, which it was not in every run here. Tokens/s against "
+    "the verifier alone: {list}.",
     "tour.cost_title": "What it costs",
     "tour.cost_1": "What comes out, h_alg, is no longer exactly the verifier's q.",
     "tour.cost_curve": "The curve shows how far it lies from q at an average position: 0 at δ = 0, and growing with δ.",

@@ -3,6 +3,7 @@
 import pytest
 
 from cactus import recordings
+from cactus.metrics import summary
 from cactus.page.strings import STRINGS
 
 pytestmark = pytest.mark.browser
@@ -82,6 +83,18 @@ def test_steps_carry_the_numbers_of_a_rejected_token(visit, offline_server):
     for delta, words in ((critical * 0.9, "still rejects"), (critical * 1.1, "keeps")):
         page.type_delta(f"{delta:.6f}")
         assert words in card(page)
+
+
+def test_gain_says_what_is_left_as_speed(visit, offline_server):
+    """Of recorded runs faster than the verifier alone, not that the draft is too dear to save time."""
+    page = visit(offline_server.url)
+    start(page)
+    go_to(page, 5)
+    *traces, alone = recordings.read(FIRST.path)
+    times = [summary(trace).tokens_per_s / summary(alone).tokens_per_s for trace in traces]
+    assert min(times) > 1
+    speedups = ", ".join(f"{label} {time:.2f}×" for label, time in zip(("SpS", "Cactus"), times, strict=True))
+    assert STRINGS["tour.gain_faster"].format(list=speedups) in card(page)
 
 
 def test_question_is_judged_against_the_critical_delta(visit, offline_server):
