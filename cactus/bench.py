@@ -289,13 +289,14 @@ def measure_forwards(contest: Contest, ids: list[int], m: int, result: Result) -
     kinds = [(name, rows) for name in ("verifier", "transformers") for rows in sorted({1, 5, m + 1})] + [("draft", 1)]
     contexts = {name: model.open() for name, (model, _) in sides.items()}
     text = torch.tensor(ids, device=contest.pair.device)
+    more = text.repeat(m + 5)  # of a prompt of one token, too
     for context in contexts.values():
         context.forward(text, 1)
     taken: dict[tuple[str, int], list[float]] = {kind: [] for kind in kinds}
     for _ in range(FORWARD_ROUNDS):
         for name, rows in kinds:
             laps: list[float] = []
-            TimedContext(contexts[name], laps).forward(text[:rows], rows)
+            TimedContext(contexts[name], laps).forward(more[:rows], rows)
             contexts[name].crop(len(ids))
             taken[name, rows] += laps
     for (name, rows), seconds in taken.items():
@@ -384,7 +385,7 @@ def read_prompts(path: Path | None) -> dict[str, str]:
             continue
         try:
             data = json.loads(line)
-            prompts[f"{data['category']} {data['question_id']}"] = data["turns"][0]
+            prompts[f"{data['category']} {data['question_id']}"] = data["turns"][0] + ""  # text, or a TypeError
         except (ValueError, KeyError, IndexError, TypeError) as error:
             raise ValueError(f"Prompt {number} of {path} has no category, question_id and turns: {error!r}.") from error
     return prompts
@@ -406,12 +407,18 @@ def run(args: argparse.Namespace, load_pair: Callable[[argparse.Namespace], pair
     for path in (args.json, args.plot):
         if path and not path.absolute().parent.is_dir():
             raise ValueError(f"{path} cannot be written: there is no folder {path.parent}.")
+        if path and (path.is_dir() or not os.access(path if path.exists() else path.absolute().parent, os.W_OK)):
+            raise ValueError(f"{path} cannot be written: it is a folder, or not yours to write. Name another file.")
     result = read_result(args.source) if args.source else _measured(args, load_pair)
-    if args.json:
-        args.json.write_text(json.dumps(to_json(result), ensure_ascii=False, indent=1))
-    if args.plot:
-        write_plot(result, args.plot)
-    print("\n".join(report(result)))
+    # The tables first: they are there even if a disk is full by now.
+    print("\n".join(report(result)), flush=True)
+    try:
+        if args.json:
+            args.json.write_text(json.dumps(to_json(result), ensure_ascii=False, indent=1), encoding="utf-8")
+        if args.plot:
+            write_plot(result, args.plot)
+    except OSError as error:
+        raise ValueError(f"The measurement cannot be written ({error}); what it found stands above.") from error
 
 
 def _measured(args: argparse.Namespace, load_pair: Callable[[argparse.Namespace], pairs.Pair]) -> Result:
@@ -450,7 +457,8 @@ def measure(
 
     first = next(iter(prompts.values()))
     log.info("memory of processes of their own …")
-    command = ["-m", "cactus", "generate", first, "--rule", "sps", "--max-new-tokens", "8", *choice.arguments()]
+    # Behind --, since a prompt may begin with a dash.
+    command = ["-m", "cactus", "generate", "--rule", "sps", "--max-new-tokens", "8", *choice.arguments(), "--", first]
     result.peak_bytes["this engine"] = peak_memory(command)
     alone = f"from cactus import bench; bench.assisted_alone(bench.Choice(**{asdict(choice)!r}))"
     result.peak_bytes[ASSISTED] = peak_memory(["-c", alone])

@@ -208,7 +208,9 @@ def read_result(path: Path) -> Result:
             del data[name]
         data["runs"] = [Run(**run) for run in data["runs"]]
         data["forwards"] = [Forward(**forward) for forward in data["forwards"]]
-        return Result(**data)
+        result = Result(**data)
+        list(report(result))  # what it lacks shows when it is written
+        return result
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise ValueError(f"{path} is not what bench --json writes: {error}.") from error
 

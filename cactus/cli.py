@@ -53,6 +53,8 @@ def main(arguments: list[str] | None = None) -> None:
     except (ValueError, pairs.PairError, embedded.EmbeddedPairError) as error:
         print(f"cactus: {error}", file=sys.stderr)
         sys.exit(2)
+    except KeyboardInterrupt:
+        sys.exit(130)
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
@@ -162,7 +164,10 @@ def _rule(args: argparse.Namespace) -> Rule:
 
 
 def _length(text: str) -> int | str:
-    return text if text == "auto" else int(text)
+    try:
+        return text if text == "auto" else int(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(f"must be a whole number or auto, got {text!r}") from error
 
 
 def _generate(args: argparse.Namespace) -> None:
@@ -264,6 +269,8 @@ def _deltas(text: str) -> list[float]:
         if ":" not in text:
             return [float(part) for part in text.split(",")]
         first, last, count = text.split(":")
+        if int(count) < 1:
+            raise ValueError("no delta at all")
         return [float(first) + (float(last) - float(first)) * i / max(int(count) - 1, 1) for i in range(int(count))]
     except ValueError as error:
         raise ValueError(f"--deltas takes first:last:count or a,b,c, got {text!r}.") from error

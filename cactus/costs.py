@@ -1,5 +1,6 @@
 """What the passes of a pair cost, measured, and the block length that pays best at those costs."""
 
+import math
 import time
 from dataclasses import dataclass
 from statistics import median
@@ -17,13 +18,16 @@ PRIOR_ACCEPTED, PRIOR_JUDGED = 4, 5
 
 @dataclass(frozen=True)
 class Costs:
-    """Seconds. draft: one draft step; verify: verifier passes over 1, 2, … tokens; both with warping, draft with its draw."""
+    """Seconds. draft: one draft step; verify: verifier passes over 1, 2, … tokens; both with warping, draft with its draw. Raises
+    ValueError for what no clock measures."""
 
     draft: float
     verify: tuple[float, ...]
 
     def __post_init__(self):
         object.__setattr__(self, "verify", tuple(self.verify))  # JSON has lists
+        if not all(0 < seconds < math.inf for seconds in (self.draft, *self.verify)):
+            raise ValueError(f"What passes cost must be seconds above 0, got {self.draft} and {self.verify}.")
 
     def best_length(self, accepted: int, judged: int) -> int:
         """The m from 1 up that maximises expected tokens per second, (1 + α + … + αᵐ) / (m·draft + verify[m]), where α is estimated

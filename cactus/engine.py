@@ -20,6 +20,11 @@ ROWS_HINT = 8  # the number of tokens that oneDNN chooses its blocking for: a ve
 FIRST_CAPACITY = 512
 
 
+def turns_alike(module: nn.Module) -> bool:
+    """Whether the rotary embedding of a position is the same however long the text gets: not with dynamic NTK scaling or LongRoPE."""
+    return (getattr(module.config, "rope_parameters", None) or {}).get("rope_type") not in ("dynamic", "longrope")
+
+
 def packs(module: nn.Module) -> bool:
     """Whether this model can run here: a plain Llama in float32 on a CPU that oneDNN serves."""
     config = module.config
@@ -31,8 +36,7 @@ def packs(module: nn.Module) -> bool:
         and config.hidden_act == "silu"
         and not config.attention_bias
         and not config.mlp_bias
-        # Here the rotary embedding is a table made ahead; these two depend on how far the text has got.
-        and module.model.rotary_emb.rope_type not in ("dynamic", "longrope")
+        and turns_alike(module)  # here the rotary embedding is a table made ahead
     )
 
 
@@ -180,10 +184,11 @@ class PackedModel:
         return x / torch.hypot(torch.linalg.vector_norm(x, dim=-1, keepdim=True), self.root)
 
     def turns(self, start: int, end: int) -> Tensor:
-        """The rotary embedding at positions start..end as complex numbers of length 1, (n, 1, head_dim / 2)."""
-        if end > len(self._turns):
-            self._turns = self._rotations(2 * end)
-        return self._turns[start:end]
+        """The rotary embedding at positions start..end as complex numbers, (n, 1, head_dim / 2)."""
+        turns = self._turns  # another thread may put a shorter table in its place
+        if end > len(turns):
+            turns = self._turns = self._rotations(2 * end)
+        return turns[start:end]
 
     @torch.inference_mode()
     def _rotations(self, positions: int) -> Tensor:

@@ -7,14 +7,18 @@ tokens. On a CPU the same buffers are read without graphs, which is how their us
 import torch
 from torch import Tensor, nn
 
+from cactus.engine import turns_alike
+
 FIRST_CAPACITY = 1024  # tokens; masked entries are read too, so the buffers start small and double
 LONGEST = 33  # tokens of a pass that becomes a graph: a verifier pass at the largest m
 KEPT = 2  # closed contexts whose buffers and graphs the next run takes over
 
 
 def fixes(module: nn.Module) -> bool:
-    """Whether this model can run on fixed buffers: every layer attends to everything before it."""
+    """Whether this model can run on fixed buffers: every layer attends to everything before it, and positions turn alike in any text."""
     config = module.config
+    if not turns_alike(module):
+        return False
     if kinds := getattr(config, "layer_types", None):
         return set(kinds) == {"full_attention"}
     return not getattr(config, "sliding_window", None)  # Mistral and Phi 3 name one window for all layers, and no kinds

@@ -124,13 +124,22 @@ class Pair:
         if any("\ud800" <= char <= "\udfff" for char in prompt):  # bytes of another encoding on a command line, or broken JSON
             raise PromptError("The prompt is not valid Unicode text: send it as UTF-8.")
         if not chat:
-            return list(self.tokenizer(prompt).input_ids)
+            return self._known(self.tokenizer(prompt).input_ids)
         if not self.tokenizer.chat_template:
             raise PromptError("This verifier's tokenizer has no chat template: choose raw text.")
         message = [{"role": "user", "content": prompt}]
         text = self.tokenizer.apply_chat_template(message, add_generation_prompt=True, tokenize=False)
         # The template writes the beginning-of-text token itself; a second one would shift every position.
-        return list(self.tokenizer(text, add_special_tokens=False).input_ids)
+        return self._known(self.tokenizer(text, add_special_tokens=False).input_ids)
+
+    def _known(self, ids: list[int]) -> list[int]:
+        """ids, none of them beyond the embeddings. Raises PromptError."""
+        if (largest := max(ids, default=0)) >= self.verifier.vocab_size:
+            raise PromptError(
+                f"The prompt holds token {largest}, but draft and verifier both know ids up to {self.verifier.vocab_size - 1} only: "
+                "leave that token out, or choose models with as many embeddings."
+            )
+        return list(ids)
 
     def check(self, prompt_ids: list[int], settings: Settings) -> None:
         """Raises PromptError where no token can be generated, or not as many as asked for; runs no model."""
@@ -208,7 +217,11 @@ def export_draft(folder: Path, verifier: str | None, bits: int | None, progress:
     """
     from safetensors import SafetensorError
 
-    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+    try:
+        taken = folder.exists() and (not folder.is_dir() or any(folder.iterdir()))
+    except OSError as error:
+        raise PairError(f"{folder} cannot be used ({error}): name another folder.") from error
+    if taken:
         raise PairError(f"{folder} exists and is not an empty folder: name another one, or empty it.")
     bits = default_bits() if bits is None else bits
     embedded.check_bits(bits)
@@ -226,6 +239,7 @@ def export_draft(folder: Path, verifier: str | None, bits: int | None, progress:
 
 def _read(name: str, dtype: torch.dtype, device: torch.device) -> tuple[Any, torch.nn.Module]:
     """Tokenizer and model of a Hub id or folder."""
+    from safetensors import SafetensorError
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     try:
@@ -234,8 +248,9 @@ def _read(name: str, dtype: torch.dtype, device: torch.device) -> tuple[Any, tor
         else:
             module = AutoModelForCausalLM.from_pretrained(name, dtype=dtype, device_map={"": device})
         return AutoTokenizer.from_pretrained(name), module
-    except (OSError, ValueError, KeyError) as error:
-        reason = str(error).strip().splitlines()[0]
+    except (OSError, ValueError, KeyError, ImportError, RuntimeError, SafetensorError) as error:
+        # The last is what a file that was cut short comes as; RuntimeError: other shapes than configured, or no memory.
+        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
         raise PairError(f"{name} could not be loaded as a causal language model: {reason}") from error
 
 

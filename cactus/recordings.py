@@ -1,6 +1,7 @@
 """The recorded runs that the page shows before any model is loaded: prompts of our own, and how they are recorded."""
 
 import gzip
+import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -62,6 +63,6 @@ def read(path: Path) -> list[Trace]:
     try:
         data = path.read_bytes()
         text = (gzip.decompress(data) if data[:2] == b"\x1f\x8b" else data).decode()
-    except (OSError, EOFError, UnicodeDecodeError) as error:
+    except (OSError, EOFError, zlib.error, UnicodeDecodeError) as error:
         raise ValueError(f"{path} cannot be read as a trace: {error}.") from error
     return read_traces(text.split("\n"))

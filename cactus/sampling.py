@@ -93,7 +93,8 @@ def uniforms(key: tuple[int, int], stream: int, start: int, count: int) -> Tenso
 def draw(probs: Tensor, u: Tensor) -> Tensor:
     """Inverse-CDF draws: the first id whose cumulative mass exceeds u times the total, never one of probability 0.
 
-    probs: (..., V), not necessarily normalised; u: (...) float64 in [0, 1). Returns (...) int64.
+    probs: (..., V), not necessarily normalised; u: (...) float64 in [0, 1). Returns (...) int64, an id also where probs are NaN, since
+    an index beyond the rows would end a process on a GPU; so who draws asks whether there was any.
     """
     cumulative = probs.cumsum(-1, dtype=torch.float64)
     total = cumulative[..., -1:].contiguous()

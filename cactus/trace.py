@@ -5,6 +5,7 @@ follow one another in one file. A stopped or failed run keeps its rounds.
 """
 
 import json
+import math
 from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass, field
 from typing import Any, TextIO
@@ -35,12 +36,12 @@ class Settings:
     costs: Costs | None = None
 
     def __post_init__(self):
-        if self.num_draft_tokens != self.num_draft_tokens or not 0 <= self.num_draft_tokens <= MAX_DRAFT_TOKENS:
+        if not 0 <= self.num_draft_tokens <= MAX_DRAFT_TOKENS or self.num_draft_tokens != int(self.num_draft_tokens):
             raise ValueError(
-                f"Drafted tokens per block, m, must lie between 1 and {MAX_DRAFT_TOKENS}, got {self.num_draft_tokens}."
+                f"Drafted tokens per block, m, a whole number, must lie between 1 and {MAX_DRAFT_TOKENS}, got {self.num_draft_tokens}."
             )
-        if self.max_new_tokens < 1:
-            raise ValueError(f"The length must be at least 1 token, got {self.max_new_tokens}.")
+        if not 1 <= self.max_new_tokens < math.inf or self.max_new_tokens != int(self.max_new_tokens):
+            raise ValueError(f"The length must be at least 1 token, a whole number, got {self.max_new_tokens}.")
         run_key(self.seed, self.prompt_id)
 
 

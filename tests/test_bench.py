@@ -118,6 +118,9 @@ def test_prompts(tmp_path):
         (["-m", "0"], "--num-draft-tokens must be at least 1"),
         (["--max-new-tokens", "0"], "length must be at least 1"),
         (["--from", "other"], "other is not what bench --json writes"),
+        (["--from", "hollow"], "hollow is not what bench --json writes"),
+        (["--json", "."], ". cannot be written: it is a folder"),
+        (["--prompts", "number"], "Prompt 1 of number has no category, question_id and turns"),
         (["--verifier", "nowhere"], "nowhere could not be loaded"),
     ],
 )
@@ -125,6 +128,9 @@ def test_bad_input_is_one_sentence(tmp_path, monkeypatch, capsys, arguments, mes
     monkeypatch.chdir(tmp_path)
     (tmp_path / "empty").write_text("\n")
     (tmp_path / "other").write_text('{"prompt": "Why?"}\n')
+    (tmp_path / "number").write_text('{"category": "c", "question_id": 1, "turns": [7]}\n')
+    hollow = {"schema": 1, "machine": {}, "settings": {}, "prompts": [], "runs": [], "forwards": [], "methods": {}, "claims": []}
+    (tmp_path / "hollow").write_text(json.dumps(hollow))
     with pytest.raises(SystemExit) as stopped:
         cli.main(["bench", *arguments])
     captured = capsys.readouterr()
@@ -162,6 +168,31 @@ def test_a_whole_run(tmp_path, capsys, arguments):
     assert "plotly" in chart.read_text()
     cli.main(["bench", "--from", str(out)])
     assert capsys.readouterr().out == printed
+
+
+def test_a_full_disk_still_shows_what_was_measured(tmp_path, capsys, arguments):
+    """Guards against minutes of measuring that end in a traceback: the tables come first. A prompt may begin with a dash."""
+    (tmp_path / "prompts").write_text("- hello world\n")
+    with pytest.raises(SystemExit):
+        cli.main(["bench", "--repeats", "1", "--json", "/dev/full", *arguments])
+    captured = capsys.readouterr()
+    assert f"| {GENERATE} |" in captured.out
+    assert "cactus: The measurement cannot be written" in captured.err
+
+
+def test_a_short_prompt_is_not_measured_as_a_long_pass(monkeypatch, arguments):
+    """Guards against passes over the two tokens of a prompt that were written down as passes over five."""
+    pair, seen, forward = bench.pairs.load(arguments[1], device="cpu"), set(), bench.TimedContext.forward
+
+    def noted(self, ids, rows):
+        seen.add((len(ids), rows))
+        return forward(self, ids, rows)
+
+    monkeypatch.setattr(bench.TimedContext, "forward", noted)
+    contest = bench.Contest(pair, *bench.load_transformers(bench.Choice(arguments[1], None, 5, "cpu", "auto"), 7))
+    gflops = {f"{name} {rows}": 1.0 for name in ("verifier", "draft") for rows in (1, 5, 8)}
+    bench.measure_forwards(contest, [2, 3], 7, bench_results.Result({}, {}, [], bandwidth=1.0, gflops=gflops))
+    assert seen == {(1, 1), (5, 5), (8, 8)}
 
 
 def test_an_interrupt_keeps_what_was_measured(tmp_path, monkeypatch, capsys, arguments):
@@ -226,3 +257,6 @@ def test_export_refuses_with_a_sentence(tmp_path, capsys):
             cli.main(["export-draft", str(tmp_path / name), *more])
         assert message in capsys.readouterr().err
     assert not (tmp_path / "new").exists()
+    with pytest.raises(SystemExit):
+        cli.main(["export-draft", str(tmp_path / ("x" * 300))])
+    assert "cannot be used" in capsys.readouterr().err

@@ -5,6 +5,7 @@ import os
 import re
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -117,6 +118,35 @@ def test_bad_input_is_one_sentence(pair, monkeypatch, capsys, arguments, message
     assert re.search(message, line)
 
 
+def test_a_word_for_m_is_told_what_m_may_be(capsys):
+    with pytest.raises(SystemExit):
+        cli.main(["generate", "hi", "-m", "many"])
+    assert "must be a whole number or auto, got 'many'" in capsys.readouterr().err
+
+
+def test_an_interrupt_while_loading_ends_quietly(monkeypatch):
+    """With the status of a command that SIGINT ended, not with a traceback."""
+
+    def interrupted(bits, progress=None):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(pairs, "load_embedded", interrupted)
+    with pytest.raises(SystemExit) as stopped:
+        cli.main(["generate", "hi"])
+    assert stopped.value.code == 130
+
+
+def test_a_damaged_recording_is_refused_with_a_sentence(tmp_path):
+    """Guards against zlib's own error, which a flipped byte comes as before any checksum is read."""
+    data = bytearray(Path(STORY).read_bytes())
+    for place in range(40, 4000, 90):
+        damaged = data.copy()
+        damaged[place] ^= 0xFF
+        (tmp_path / "t.jsonl.gz").write_bytes(damaged)
+        with pytest.raises(ValueError, match=r"cannot be read as a trace|not part of a Cactus trace"):
+            recordings.read(tmp_path / "t.jsonl.gz")
+
+
 def test_a_reader_that_leaves_early_is_no_error():
     """| head -1: the pipe closes while tokens still come."""
     command = f"{sys.executable} -m cactus generate 'Count to twenty.' --json --max-new-tokens 64 | head -1"
@@ -149,6 +179,7 @@ def test_replay_as_documented(capsys):
         (["nowhere.jsonl"], "nowhere.jsonl cannot be read as a trace"),
         (["README.md"], "Line 1 is not part of a Cactus trace"),
         ([STORY, "--deltas", "a"], "--deltas takes first:last:count"),
+        ([STORY, "--deltas", "0:1:0"], "--deltas takes first:last:count"),
         ([STORY, "--deltas=-1:2:3"], "delta must be a number from 0 up"),
         ([STORY, "--al", "40"], "lies between"),
     ],

@@ -32,6 +32,13 @@ def test_no_other_length_is_faster(costs, accepted, judged):
     assert speed(costs, alpha, best) == pytest.approx(max(speed(costs, alpha, m) for m in range(1, LONGEST + 1)))
 
 
+@pytest.mark.parametrize("bad", [(0.0, (1.0,)), (1.0, (1.0, 0.0)), (float("nan"), (1.0,)), (1.0, (float("inf"),))])
+def test_costs_that_no_clock_measures_are_refused(bad):
+    """Guards against a division by zero in the middle of a run."""
+    with pytest.raises(ValueError, match="seconds above 0"):
+        Costs(*bad)
+
+
 def test_better_drafts_and_cheaper_steps_make_longer_blocks():
     lengths = [CHEAP.best_length(accepted, 100) for accepted in range(0, 101, 10)]
     assert lengths == sorted(lengths)

@@ -319,6 +319,18 @@ def test_a_failing_model_keeps_the_trace_so_far():
     assert all(context.closed for context in pair.verifier.contexts + pair.draft.contexts)
 
 
+@pytest.mark.parametrize("sampling", [Sampling(0.0), Sampling(), Sampling(1.0, 0, 1.0), Sampling(1.0, 0, 0.9)], ids=str)
+@pytest.mark.parametrize("value", [math.nan, math.inf])
+@pytest.mark.parametrize("side", [0, 1])
+def test_logits_that_are_no_numbers_end_a_run_with_a_sentence(sampling, value, side):
+    """Guards against an index beyond the row, which ends a process on a GPU, and against greedy text made of NaN."""
+    laws = [None, None]
+    laws[side] = lambda ids: torch.arange(12.0).index_fill(0, torch.tensor([3]), value)
+    for m in (0, 3) if side == 0 else (3,):
+        with pytest.raises(ValueError, match="logits that are not finite"):
+            list(decode(toy_pair(laws=laws), PROMPT, Cactus(0.1), Settings(sampling, m, 6)))
+
+
 def fail(ids):
     raise RuntimeError("out of memory")
 
@@ -344,8 +356,10 @@ def test_too_long_a_prompt_names_both_numbers_and_runs_nothing():
 
 
 @pytest.mark.parametrize(
-    "bad", [{"num_draft_tokens": -1}, {"num_draft_tokens": 33}, {"num_draft_tokens": math.nan}, {"max_new_tokens": 0}]
-)
+    "bad",
+    [{"num_draft_tokens": -1}, {"num_draft_tokens": 33}, {"num_draft_tokens": math.nan}, {"num_draft_tokens": 2.5},
+     {"max_new_tokens": 0}, {"max_new_tokens": math.nan}, {"max_new_tokens": 9.5}],
+)  # fmt: skip
 def test_settings_out_of_range(bad):
     with pytest.raises(ValueError, match=r"must .*got"):
         Settings(**bad)

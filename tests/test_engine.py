@@ -5,7 +5,7 @@ import torch
 from test_pairs import small
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from cactus import embedded, engine, pairs
+from cactus import embedded, engine, graphs, pairs
 from cactus.engine import FIRST_CAPACITY, Float32, Int8, PackedModel
 
 
@@ -28,6 +28,59 @@ def test_logits_are_those_of_transformers(changes, sizes):
         ids = torch.randint(50, (size,), generator=torch.Generator().manual_seed(size))
         torch.testing.assert_close(context.forward(ids, size), plain.forward(ids, size), atol=1e-4, rtol=1e-4)
         assert context.length == plain.length
+
+
+CHANGING = {
+    "dynamic": {"rope_type": "dynamic", "factor": 4.0},
+    "longrope": {
+        "rope_type": "longrope", "factor": 4.0, "short_factor": [1.0] * 8, "long_factor": [3.0] * 8,
+        "original_max_position_embeddings": 600,
+    },
+}  # fmt: skip
+LASTING = {
+    "linear": {"rope_type": "linear", "factor": 4.0},
+    "yarn": {"rope_type": "yarn", "factor": 4.0, "attention_factor": 1.7, "original_max_position_embeddings": 512},
+    "llama3": {
+        "rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+        "original_max_position_embeddings": 512,
+    },
+}  # fmt: skip
+
+
+def scaled(rope):
+    return llama(rope_parameters={"rope_theta": 10_000.0, **rope}, max_position_embeddings=1000)
+
+
+@pytest.mark.parametrize("rope", CHANGING.values(), ids=CHANGING)
+def test_rotations_that_change_with_the_length_are_left_to_transformers(rope):
+    """Guards against a table made for twice the length of the text, whose frequencies are those of a longer text: logits were off
+    by up to 10 from position 513 on."""
+    model = scaled(rope)
+    assert not engine.packs(model) and not graphs.fixes(model)
+    assert isinstance(pairs._model(model, 50, "verifier"), pairs.Model)
+
+
+@pytest.mark.parametrize("rope", LASTING.values(), ids=LASTING)
+def test_other_scaled_rotations_are_those_of_transformers(rope):
+    """Beyond the first table; with yarn they are no pure rotations."""
+    context, plain = PackedModel(scaled(rope), 50).open(), pairs.Model(scaled(rope), 50).open()
+    for size in (FIRST_CAPACITY - 2, 1, 4, 300):
+        ids = torch.randint(50, (size,), generator=torch.Generator().manual_seed(size))
+        torch.testing.assert_close(context.forward(ids, size), plain.forward(ids, size), atol=2e-4, rtol=2e-4)
+
+
+def test_a_shorter_table_from_another_thread_does_no_harm():
+    """Guards against a table read anew after it was grown: another context may have put a shorter one there meanwhile."""
+    model = PackedModel(llama(), 50)
+    first, longer = model._turns, model._rotations(3 * FIRST_CAPACITY)
+
+    class Raced(PackedModel):
+        _turns = property(lambda self: first, lambda self, table: None)
+
+    model.__dict__.pop("_turns")
+    model.__class__ = Raced
+    start = 2 * FIRST_CAPACITY
+    torch.testing.assert_close(model.turns(start, start + 3), longer[start : start + 3])
 
 
 def test_cropping_forgets_exactly():

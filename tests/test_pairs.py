@@ -1,6 +1,7 @@
 """Loading pairs: vocabularies, widths, caches, prompts, on small random models of several architectures saved to folders."""
 
 import gc
+from pathlib import Path
 
 import pytest
 import torch
@@ -179,6 +180,19 @@ def test_one_token_and_special_token_prompts_run(folder):
         assert trace.ids == plain_greedy(loaded, ids, 12)
 
 
+def test_half_a_character_is_refused(folder):
+    """Guards against the tokenizer's TypeError: bytes that are not UTF-8 come from the command line as lone surrogates."""
+    with pytest.raises(PromptError, match="not valid Unicode text"):
+        pairs.load(folder("v"), device="cpu").encode("hello \udcff", chat=False)
+
+
+def test_a_token_beyond_the_embeddings_is_refused(folder):
+    """Guards against an index error on the CPU, and a dead process on a GPU, for a tokenizer with more tokens than the model knows."""
+    loaded = pairs.load(folder("v", words=[*WORDS, "extra"]), device="cpu")
+    with pytest.raises(PromptError, match="holds token 11, but draft and verifier both know ids up to 10 only"):
+        loaded.encode("hello extra", chat=False)
+
+
 def test_too_long_names_both_numbers(folder):
     loaded = pairs.load(folder("v"), device="cpu")
     with pytest.raises(PromptError, match=r"has 201 tokens, but with 96 new tokens this pair has room for 160 \(context 256\)"):
@@ -202,6 +216,13 @@ def test_what_cannot_be_loaded_is_one_sentence(tmp_path, folder):
     (tmp_path / "empty").mkdir()
     with pytest.raises(PairError, match="could not be loaded as a causal language model"):
         pairs.load(str(tmp_path / "empty"), device="cpu")
+    cut = Path(folder("cut")) / "model.safetensors"
+    cut.write_bytes(cut.read_bytes()[:1000])  # a download that broke off
+    other = Path(folder("other")) / "config.json"
+    other.write_text(other.read_text().replace('"hidden_size": 32', '"hidden_size": 64'))
+    for broken in (cut, other):
+        with pytest.raises(PairError, match="could not be loaded as a causal language model"):
+            pairs.load(str(broken.parent), device="cpu")
     if not torch.cuda.is_available():
         with pytest.raises(PairError, match="No CUDA device answers"):
             pairs.load(folder("v"), device="cuda")
