@@ -188,9 +188,11 @@ def _generate(args: argparse.Namespace) -> None:
         else:
             _print_text(rounds, colour)
     except KeyboardInterrupt:
+        pass
+    finally:
         rounds.close()
-    if args.json:
-        print(list(trace.lines())[-1])
+        if args.json:
+            print(list(trace.lines())[-1])
     _report(trace)
 
 

@@ -255,7 +255,7 @@ def auto_delta(trace: Trace, *, kl_budget: float | None = None, al: float | None
         raise ValueError(
             f"On this trace the expected acceptance length lies between {low:.3f} (SpS) and {high:.3f}, not at {wish:g}."
         )
-    if kl_budget is not None and wish < 0:
+    if kl_budget is not None and not wish >= 0:
         raise ValueError(f"A KL budget is a number of nats from 0 up, got {wish:g}.")
     if kl_budget is not None and wish >= high:
         return LARGEST_DELTA

@@ -353,10 +353,10 @@ def filled_cache():
         ({"return_dict_in_generate": True, "output_hidden_states": True}, "hidden states are not collected"),
         ({"prefill_chunk_size": 2}, "leave out prefill_chunk_size"),
         ({"guidance_scale": 2.0}, "UnbatchedClassifierFreeGuidanceLogitsProcessor counts its own calls"),
-        ({"cache": filled_cache()}, "The cache holds 6 tokens"),
+        ({"cache": filled_cache}, "The cache holds 6 tokens"),
         ({"inputs": None, "inputs_embeds": torch.zeros(1, 3, 32)}, "inputs_embeds: pass input_ids"),
         (
-            {"cache": filled_cache(), "inputs": PROMPT.repeat(1, 2), "attention_mask": torch.ones(1, 14)},
+            {"cache": filled_cache, "inputs": PROMPT.repeat(1, 2), "attention_mask": torch.ones(1, 14)},
             "not the whole text",
         ),
     ],
@@ -366,6 +366,7 @@ def test_what_cannot_be_decoded_is_refused_before_a_model_runs(settings, message
     def never(*_):
         raise AssertionError("a model ran")
 
+    settings = {name: value() if value is filled_cache else value for name, value in settings.items()}
     models = [one for one in (settings.get("model", VERIFIER), settings.get("draft", DRAFT)) if isinstance(one, torch.nn.Module)]
     hooks = [one.register_forward_pre_hook(never) for one in models]
     try:

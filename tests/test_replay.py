@@ -1,6 +1,7 @@
 """Replay against the run it looks back at, against exact enumeration, and against the decoder's own verdicts."""
 
 import itertools
+import math
 from dataclasses import replace
 
 import pytest
@@ -176,6 +177,8 @@ def test_auto_delta_meets_the_wish(trace):
         auto_delta(trace)
     with pytest.raises(ValueError, match="from 0 up"):
         auto_delta(trace, kl_budget=-1)
+    with pytest.raises(ValueError, match="from 0 up, got nan"):
+        auto_delta(trace, kl_budget=math.nan)
 
 
 def test_first_difference_between_two_runs():
