@@ -18,6 +18,7 @@ const EXAMPLE_Q = 0.3;
 const EXAMPLE_DELTA = 0.1;
 const STATUS_PAUSE_MS = 1500;
 const PLOT_PAUSE_MS = 250;
+const TOKEN_HASH = /^#token=(\d)\.(\d{1,6})$/; // pane and place among its tokens, both from 0
 const NO_KL = 1e-3; // the strips' scale while nothing was spent
 
 // ---- source line and prompt ----
@@ -353,7 +354,7 @@ function createPane(pane, at, t, actions) {
   function addToken(token, round, thresholds) {
     const element = make('span', { class: `token ${token.c}`, role: 'button', tabindex: '-1' }, token.t);
     dress(element, token);
-    const entry = { token, round, pane, view, element, thresholds, overlay: null, differs: false };
+    const entry = { token, round, pane, view, element, thresholds, number: entries.length, overlay: null, differs: false };
     element.setAttribute('aria-label', ariaLabel(entry, t));
     byElement.set(element, entry);
     byToken.set(token, entry);
@@ -471,6 +472,7 @@ function createPane(pane, at, t, actions) {
     },
     addSpending: strip.add,
     entryOf: (token) => byToken.get(token),
+    entryAt: (number) => entries[number],
     markPass(round, name) {
       list.querySelector(`.${name}`)?.classList.remove(name);
       blocks.get(round)?.classList.add(name);
@@ -536,12 +538,25 @@ function createInvitation(t, start) {
   };
 }
 
+// ---- the token in the address ----
+
+/** What an address asks for: [pane, number], or null where it names no token. Anyone can write an address. */
+function askedToken() {
+  return TOKEN_HASH.exec(location.hash)?.slice(1).map(Number) ?? null;
+}
+
+function writeHash(hash) {
+  if (hash || TOKEN_HASH.test(location.hash)) history.replaceState(history.state, '', location.pathname + location.search + hash);
+}
+
 // ---- the whole ----
 
 function createViewer(root, t, ask) {
   const log = emptyLog();
   const plots = createPlots(t);
   let delta = 0;
+  let opening = null; // the run that the page opens with, the only one that an address can name tokens of
+  let asked = askedToken();
   let views = [];
   let parts = null;
   let linked = null;
@@ -570,7 +585,8 @@ function createViewer(root, t, ask) {
     undrawn = [];
     steps?.stop();
     steps = null;
-    const detail = createDetail(t, () => delta, createValues(log.run, t, ask));
+    const detail = createDetail(t, () => delta, createValues(log.run, t, ask), nameToken);
+    opening ??= JSON.stringify(log.run);
     const actions = { open: detail.open, link, showPass: (pane, round) => steps?.show(pane, round) };
     views = log.panes.map((pane, at) => createPane(pane, at, t, actions));
     parts = {
@@ -604,6 +620,7 @@ function createViewer(root, t, ask) {
     steps = null;
     Object.assign(log, emptyLog());
     views = [];
+    if (parts) writeHash('');
     parts = null;
     root.replaceChildren(make('p', { class: 'quiet' }, t('run.none')));
   }
@@ -626,6 +643,22 @@ function createViewer(root, t, ask) {
 
   function openPiece(pane, token, from) {
     parts.detail.open(views[log.panes.indexOf(pane)].entryOf(token), from);
+  }
+
+  function nameToken(entry) {
+    if (JSON.stringify(log.run) !== opening) return;
+    writeHash(entry ? `#token=${log.panes.indexOf(entry.pane)}.${entry.number}` : '');
+  }
+
+  /** Opens the token that the address asks for, once the log holds it. */
+  function openAsked() {
+    if (!asked || !parts) return;
+    const [pane, number] = asked;
+    const entry = views[pane]?.entryAt(number);
+    if (!entry || JSON.stringify(log.run) !== opening) return;
+    asked = null;
+    entry.element.scrollIntoView({ block: 'nearest' });
+    parts.detail.open(entry);
   }
 
   /** Rows and bars lie below the first screen: they are drawn when the browser is idle. */
@@ -742,6 +775,7 @@ function createViewer(root, t, ask) {
     }
     if (!parts) return;
     drawRounds(rounds);
+    openAsked();
     if (fresh) tour?.renew();
     plotTimer ||= setTimeout(drawPlots, PLOT_PAUSE_MS);
     if (log.panes.every((pane) => pane.end)) {
@@ -783,12 +817,17 @@ function createViewer(root, t, ask) {
 
   const invitation = createInvitation(t, startTour);
 
+  addEventListener('hashchange', () => {
+    asked = askedToken();
+    openAsked();
+  });
   root.addEventListener('keydown', (event) => {
     if (event.key === 'Escape') parts?.detail.shut();
   });
   clear();
   return {
     append, clear, setDelta,
+    takeFocus: () => parts?.detail.takeFocus(),
     delta: () => delta,
     plainText: (at) => plainText(log.panes[at].kept),
   };
@@ -797,6 +836,7 @@ function createViewer(root, t, ask) {
 /**
  * Draws props.value, a log of JSON lines to which the server only appends, and keeps up with it. server: Gradio's, with the functions
  * of the component.
+ * @returns  a function that gives the focus to a token that the address opened: nothing can have it before the page is shown
  */
 export function mount(element, props, watch, server) {
   const root = element.querySelector('.cactus-viewer') ?? element;
@@ -818,4 +858,5 @@ export function mount(element, props, watch, server) {
   watch('value', read);
   const { delta, setDelta, plainText: text } = viewer;
   window.cactusViewer = { delta, setDelta, plainText: text };
+  return viewer.takeFocus;
 }

@@ -56,8 +56,7 @@ HEAD = VEIL + "".join(
 MOUNT = """
 const asset = (name) => import(new URL(props.folder + name, document.baseURI));
 Promise.all([asset('viewer.js'), asset('page.js')]).then(([viewer, page]) => {
-  viewer.mount(element, props, watch, server);
-  page.showWhenSteady();
+  page.showWhenSteady(viewer.mount(element, props, watch, server));
 });
 """
 # The bench stands below everything else: its script is fetched when the visitor comes near.

@@ -236,6 +236,51 @@ def test_a_token_opens_with_the_numbers_of_its_verdict(visit, offline_server, ca
     assert page.complaints == []
 
 
+def test_the_address_keeps_the_opened_token(visit, offline_server):
+    page = visit(offline_server.url)
+    address = "() => location.hash"
+    token = page.pane(1).locator(".token.rescued").first
+    token.click()
+    named = page.page.evaluate(address)
+    assert named.startswith("#token=1.")
+    shown = page.viewer.locator(".detail-body").inner_text()
+    again = visit(f"{offline_server.url}{named}")
+    again.viewer.locator(".detail .figures").wait_for()
+    assert again.viewer.locator(".detail-body").inner_text() == shown
+    assert again.pane(1).locator(".token.opened").text_content() == token.text_content()
+    again.page.wait_for_function("document.activeElement.matches('.detail h3')")
+    again.page.keyboard.press("ArrowRight")  # the next token, and its name
+    assert again.page.evaluate(address) not in (named, "")
+    for each, close in (
+        (page, lambda: page.viewer.locator(".close").click()),
+        (again, lambda: again.page.keyboard.press("Escape")),
+    ):
+        close()
+        assert each.page.evaluate(address) == ""
+        assert each.viewer.locator(".detail.open").count() == 0
+        assert each.complaints == []
+
+
+def test_another_run_takes_the_token_out_of_the_address(visit, offline_server):
+    """An address opens the first recorded run: a token of another one would name a wrong one there."""
+    page = visit(offline_server.url)
+    page.pane(0).locator(".token").first.click()
+    page.open_settings()
+    page.choose_recording("code")
+    assert page.page.evaluate("location.hash") == ""
+    page.pane(0).locator(".token").first.click()
+    assert page.viewer.locator(".detail.open").count() == 1
+    assert page.page.evaluate("location.hash") == ""
+
+
+@pytest.mark.parametrize("hash", ["token=9.3", "token=0.999999", "token=-1.0", "token=0.constructor", "token=0.1<img src=x>", "%"])
+def test_an_address_that_names_no_token_opens_none(visit, offline_server, hash):
+    page = visit(f"{offline_server.url}#{hash}")
+    page.page.locator(".plot .main-svg").first.wait_for()
+    assert page.viewer.locator(".detail.open").count() == 0
+    assert page.complaints == []
+
+
 def test_columns_of_the_detail_sum_to_one(visit, offline_server):
     page = visit(offline_server.url)
     for outcome in ("accepted", "rescued", "rejected", "resampled", "bonus"):
