@@ -229,6 +229,7 @@ function createStats(at, t) {
     return make('div', { class: `stat ${name}` }, term(name), value, ...more);
   }
 
+  const inHead = make('p', { class: 'head-al', title: t('define.al') }, t('pane.al', { value: '–' }));
   const error = make('span', { class: 'error' });
   const expected = make('span', { class: 'quiet' });
   const node = make('div', { class: 'stats' },
@@ -238,12 +239,13 @@ function createStats(at, t) {
     const all = { ...stats, speedup: baseline && known(stats.tokens_per_s) ? stats.tokens_per_s / baseline : null };
     values.get('al').textContent = fixed(2)(all.al);
     error.textContent = known(all.al_se) ? `± ${all.al_se.toFixed(2)}` : '';
+    inHead.textContent = `${t('pane.al', { value: fixed(2)(all.al) })} ${error.textContent}`;
     expected.textContent = t('stat.expected', { value: fixed(2)(all.expected_al) });
     for (const [name, format] of STATS) values.get(name).textContent = format(all[name]);
     if (all.kl_infinite) values.get('kl').textContent = '∞';
   }
 
-  return { node, show };
+  return { node, inHead, show };
 }
 
 // ---- a pane of tokens ----
@@ -331,7 +333,7 @@ function createPane(pane, at, t, actions) {
     'section', { class: 'pane', 'aria-label': pane.label },
     make('div', { class: 'pane-head' },
       make('h3', {}, pane.label, ' ', make('span', { class: 'pane-delta' }, parameterText(pane, t))),
-      copy, make('p', { class: 'quiet' }, t(pane.rule.startsWith('cactus-') ? 'pane.cactus_exact' : `pane.${pane.rule}`))),
+      stats.inHead, copy, make('p', { class: 'quiet' }, t(pane.rule.startsWith('cactus-') ? 'pane.cactus_exact' : `pane.${pane.rule}`))),
     list, ending, strip.node, stats.node,
   );
 
@@ -603,11 +605,11 @@ function createViewer(root, t, ask) {
     delete root.dataset.pinned;
     root.style.setProperty('--kl-top', highest);
     root.replaceChildren(
-      sourceLine(log.run, t), invitation.node, promptBox(log.run, t), parts.control.node, parts.status,
+      sourceLine(log.run, t), make('div', { class: 'opening' }, promptBox(log.run, t), invitation.node), parts.control.node,
       make('div', { class: 'work' },
         make('div', { class: 'main' },
-          make('div', { class: 'panes' }, ...views.map((view) => view.node)), parts.legend.node, parts.difference,
-          parts.comparison.node, parts.steps),
+          make('div', { class: 'reading' }, parts.legend.node, make('div', { class: 'panes' }, ...views.map((view) => view.node))),
+          parts.status, parts.difference, parts.comparison.node, parts.steps),
         detail.node),
       plots.node, ...(tour?.nodes ?? []),
     );

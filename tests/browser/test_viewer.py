@@ -334,6 +334,42 @@ def test_every_token_has_a_name_for_screen_readers(visit, offline_server):
     assert STRINGS["class.rejected"] in rejected and ", p " in rejected and ", q " in rejected
 
 
+IN_SIGHT = "(element) => { const box = element.getBoundingClientRect(); return box.top >= 0 && box.bottom <= innerHeight; }"
+
+
+def test_first_screen_holds_text_legend_and_both_acceptance_lengths(visit, offline_server):
+    page = visit(offline_server.url)
+    page.wait_for_status("No models")
+    assert page.viewer.locator(".legend ul").evaluate(IN_SIGHT)
+    for at, trace in enumerate(traces(FIRST)):
+        length = page.pane(at).locator(".head-al")
+        assert length.evaluate(IN_SIGHT)
+        mean = sum(round.accepted for round in trace.rounds) / len(trace.rounds)
+        assert length.inner_text().startswith(STRINGS["pane.al"].format(value=f"{mean:.2f}"))
+        lines = (
+            page.pane(at)
+            .locator(".token:visible")
+            .evaluate_all(
+                """(tokens) => new Set(tokens.map((token) => token.getBoundingClientRect()).filter((box) => box.bottom <= innerHeight)
+                 .map((box) => Math.round(box.top))).size"""
+            )
+        )
+        assert lines > 5
+
+
+@pytest.mark.parametrize("width", [1280, 390])
+def test_legend_stays_in_sight_over_the_panes(visit, offline_server, width):
+    """Gradio's frame was a scroll container, so that nothing could; on a phone it keeps to one line."""
+    page = visit(offline_server.url, viewport={"width": width, "height": 844})
+    page.pane(1).locator(".token").last.evaluate("(token) => token.scrollIntoView({block: 'end'})")
+    legend = page.viewer.locator(".legend ul")
+    assert legend.evaluate(IN_SIGHT)
+    assert legend.bounding_box()["height"] < (100 if width == 1280 else 50)
+    assert page.page.evaluate("document.documentElement.scrollWidth") <= width
+    legend.get_by_role("button").nth(2).hover()
+    assert page.viewer.get_attribute("data-only") == "rejected"
+
+
 def test_pointing_at_a_token_marks_the_same_place_in_the_other_pane(visit, offline_server):
     page = visit(offline_server.url)
     page.pane(0).locator(".token:visible").nth(8).hover()
