@@ -474,6 +474,8 @@ function createPane(pane, at, t, actions) {
     },
     addSpending: strip.add,
     entryOf: (token) => byToken.get(token),
+    /** The pass that put the token of this place into the text. */
+    passAt: (index) => byIndex.get(index)?.find(({ token }) => isKept(token))?.round,
     entryAt: (number) => entries[number],
     markPass(round, name) {
       list.querySelector(`.${name}`)?.classList.remove(name);
@@ -562,6 +564,7 @@ function createViewer(root, t, ask) {
   let views = [];
   let parts = null;
   let linked = null;
+  let pointed = null; // the pass whose row is pointed at
   let compared = 0;
   let differs = false;
   let different = null; // the two tokens that differ first, until their passes are marked
@@ -583,6 +586,8 @@ function createViewer(root, t, ask) {
     differs = false;
     different = null;
     linked = null;
+    pointed = null;
+    plots.mark([]);
     highest = NO_KL;
     undrawn = [];
     steps?.stop();
@@ -636,11 +641,20 @@ function createViewer(root, t, ask) {
     if (linked !== null) steps?.link(linked, false);
     if (index !== null) steps?.link(index, true);
     linked = index;
+    markBars();
+  }
+
+  function markBars() {
+    const passes = views.map(({ pane, passAt }) => ({ pane, round: passAt(linked) }));
+    plots.mark(pointed ? [pointed] : passes.filter(({ round }) => round));
   }
 
   /** A pass that is on the stage, or pointed at in its row, is framed in its pane. */
   function markPass(pane, round, current) {
     for (const view of views) view.markPass(view.pane === pane ? round : null, current ? 'current-pass' : 'pointed-pass');
+    if (current) return;
+    pointed = round && { pane, round };
+    markBars();
   }
 
   function openPiece(pane, token, from) {

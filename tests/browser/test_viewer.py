@@ -381,6 +381,28 @@ def test_pointing_at_a_token_marks_the_same_place_in_the_other_pane(visit, offli
     assert page.page.locator(".token.linked").count() == 0
 
 
+def test_pointing_at_a_token_outlines_the_bars_that_count_its_passes(visit, offline_server):
+    """In each pane the pass at the token's place; the outline lies on plotly's own bar."""
+    page = visit(offline_server.url)
+    chart = page.page.locator(".plots figure").nth(2)
+    chart.scroll_into_view_if_needed()
+    chart.locator(".bars .point path").first.wait_for()
+    token = page.pane(1).locator(".token.rescued").first
+    token.focus()
+    index = int(token.get_attribute("aria-label").split()[1].rstrip(":"))
+    outlines = chart.locator(".plot-bar")
+    assert outlines.count() == 2
+    for at, trace in enumerate(traces(FIRST)):
+        pass_ = next(round for round in trace.rounds if any(token.index == index for token in round.emitted))
+        bar = chart.locator(".barlayer .trace").nth(at).locator(".point path").nth(pass_.accepted).bounding_box()
+        outline = outlines.nth(at).bounding_box()
+        assert all(outline[side] == pytest.approx(bar[side], abs=1.5) for side in ("x", "y", "width", "height"))
+    page.page.evaluate("document.activeElement.blur()")
+    page.page.mouse.move(5, 5)
+    assert outlines.count() == 0
+    assert page.complaints == []
+
+
 def test_discarded_drafts_show_on_request(visit, offline_server):
     page = visit(offline_server.url)
     discarded = page.pane(0).locator(".token.discarded")
