@@ -211,8 +211,8 @@ function covers(sheet, element) {
   return above.top < below.bottom && above.bottom > below.top && above.left < below.right && above.right > below.left;
 }
 
-/** values: the panel under the token's own, {node, show(entry or null)} */
-export function createDetail(t, currentDelta, values) {
+/** values: the panel under the token's own, {node, show(entry or null)}; onShown(entry or null): told what is shown from now on */
+export function createDetail(t, currentDelta, values, onShown) {
   let shown = null;
   let opener = null;
   const title = make('h3', { tabindex: '-1' }, t('detail.title'));
@@ -256,8 +256,13 @@ export function createDetail(t, currentDelta, values) {
     node.style.setProperty('--token-bottom', `${opener.getBoundingClientRect().bottom - top}px`);
     refresh();
     values.show(entry);
-    title.focus({ preventScroll: true });
+    onShown(entry);
+    takeFocus();
     if (covers(node, opener)) opener.scrollIntoView({ block: 'start' });
+  }
+
+  function takeFocus() {
+    if (shown) title.focus({ preventScroll: true });
   }
 
   function shut() {
@@ -268,6 +273,7 @@ export function createDetail(t, currentDelta, values) {
     close.hidden = true;
     node.classList.remove('open');
     values.show(null);
+    onShown(null);
     explain();
     opener.focus({ preventScroll: true });
   }
@@ -279,5 +285,5 @@ export function createDetail(t, currentDelta, values) {
   }
 
   explain();
-  return { node, open, shut, refresh };
+  return { node, open, shut, refresh, takeFocus };
 }

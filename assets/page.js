@@ -4,8 +4,8 @@ const STEADY_FRAMES = 4;
 const PATIENCE_MS = 4000; // as in the style: a block that never comes must not hide the others
 const BLOCKS = ['intro', 'ask', 'status', 'settings', 'viewer'];
 
-/** Lift the veil (the style in the page's head) when every block has its place and the last one stays where it is. */
-export function showWhenSteady() {
+/** Lift the veil (the style in the page's head) when every block has its place and the last one stays where it is; then call `shown`. */
+export function showWhenSteady(shown) {
   let before = null;
   let steady = 0;
   const look = () => {
@@ -14,7 +14,10 @@ export function showWhenSteady() {
     steady = top !== null && top === before ? steady + 1 : 0;
     before = top;
     if (steady < STEADY_FRAMES && performance.now() < PATIENCE_MS) requestAnimationFrame(look);
-    else document.documentElement.dataset.cactus = 'steady';
+    else {
+      document.documentElement.dataset.cactus = 'steady';
+      requestAnimationFrame(shown); // what the veil hides is hidden until then
+    }
   };
   look();
 }

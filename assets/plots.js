@@ -5,7 +5,7 @@
 // every frame, which redrawing a chart does not.
 
 import { fixed, known, make, quoted, significant } from './elements.js';
-import { gridPosition, interpolate, keptCounts, spendingOf } from './rejudge.js';
+import { gridPosition, interpolate, keptCounts, passOf, spendingOf } from './rejudge.js';
 
 const HEIGHT = 290;
 // No growing by itself: the mark of the current delta is placed by these very margins.
@@ -17,6 +17,8 @@ const LABEL_WIDTH = 36;
 const NARROW = 450;
 const LABEL_REACH = 2; // grid points on either side that the number at the mark covers
 const ROUND_DELTAS = [0, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2];
+const BAR_GAP = 0.25; // between the bars of two numbers of drafts, and below between the panes' own
+const BAR_GROUP_GAP = 0.06;
 const MARKERS = ['circle-open', 'diamond'];
 const BLUE = { light: '#0072B2', dark: '#56B4E9' };
 const PURPLE = { light: '#B0578F', dark: '#CC79A7' };
@@ -145,8 +147,16 @@ const HISTOGRAM = {
     return layout(look, width, {
       x: { title: { text: t('hist.x') }, dtick: 1, range: [-0.6, most + 0.6] },
       y: { title: { text: t('hist.y') }, range: [0, 1.18 * highest], dtick: highest < 6 ? 1 : undefined },
-      bargap: 0.25, bargroupgap: 0.06,
+      bargap: BAR_GAP, bargroupgap: BAR_GROUP_GAP,
     });
+  },
+  /** The bar that counts a pass, in the units of the axes. */
+  bar({ panes, most }, { pane, round }) {
+    const drawn = panes.filter(({ rounds }) => rounds.length > 0);
+    const { kept } = passOf(round);
+    const slot = (1 - BAR_GAP) / drawn.length;
+    const left = kept - (1 - BAR_GAP) / 2 + slot * (drawn.indexOf(pane) + BAR_GROUP_GAP / 2);
+    return { left, width: slot * (1 - BAR_GROUP_GAP), height: keptCounts(pane.rounds, most)[kept] };
   },
 };
 
@@ -230,6 +240,7 @@ function createChart(chart, t) {
   const node = make('figure', {}, make('h4', {}, t(titles)), frame, make('figcaption', { class: 'quiet' }, t(captions)));
   let drawn = false;
   let pointed = null;
+  let marked = []; // outlines over bars
 
   /** Hides or shows without drawing; tells whether there is something to draw. */
   function prepare(model) {
@@ -248,6 +259,7 @@ function createChart(chart, t) {
       if (!drawn && chart.dotted) place.on('plotly_relayout', () => point(pointed));
       drawn = true;
     }
+    mark(model, []);
     point(model);
   }
 
@@ -276,13 +288,27 @@ function createChart(chart, t) {
     value.textContent = here.text;
   }
 
-  return { node, kind: chart.kind, prepare, draw, point };
+  /** Outlines the bars of these passes, each {pane, round}: elements of their own, since drawing anew costs more than a frame. */
+  function mark(model, passes) {
+    for (const outline of marked) outline.remove();
+    marked = [];
+    if (!drawn || !chart.bar || passes.length === 0) return;
+    const { xaxis, yaxis, width, margin } = place.layout;
+    const scaleX = (width - margin.l - margin.r) / (xaxis.range[1] - xaxis.range[0]);
+    const scaleY = (height - margin.t - margin.b) / (yaxis.range[1] - yaxis.range[0]);
+    marked = passes.map((pass) => chart.bar(model, pass)).map((bar) => make('div', { class: 'plot-bar', style: `
+      left: ${margin.l + scaleX * (bar.left - xaxis.range[0])}px; width: ${scaleX * bar.width}px;
+      bottom: ${margin.b}px; height: ${scaleY * (bar.height - yaxis.range[0])}px` }));
+    frame.append(...marked);
+  }
+
+  return { node, kind: chart.kind, prepare, draw, point, mark };
 }
 
 /**
  * @param t  the lookup of wordings
- * @returns {node, figures: one element per chart's name, draw(model), point(model)}: draw after new data, point alone after a move
- *   of delta; model = {grid, al, kl, delta, onVerifier, points: [{label, delta, al, al_se, kl}], panes, most, frontier}, with
+ * @returns {node, figures: one element per chart's name, draw(model), point(model), mark(passes)}: draw after new data, point alone after a move
+ *   of delta; mark(passes) to outline the bars that count these passes, each {pane, round}; model = {grid, al, kl, delta, onVerifier, points: [{label, delta, al, al_se, kl}], panes, most, frontier}, with
  *   onVerifier telling whether the curves have contexts of the verifier's own, and most the length of a block
  */
 export function createPlots(t) {
@@ -295,6 +321,10 @@ export function createPlots(t) {
   function point(model) {
     latest = model;
     for (const chart of charts) chart.point(model);
+  }
+
+  function mark(passes) {
+    for (const chart of charts) chart.mark(latest, passes);
   }
 
   const ready = () => globalThis.Plotly && latest && node.clientWidth > 0;
@@ -346,7 +376,7 @@ export function createPlots(t) {
     themeChange.observe(place, { attributes: true, attributeFilter: ['class'] });
   }
   new ResizeObserver(redraw).observe(node);
-  return { node, figures: Object.fromEntries(CHARTS.map(({ name }, at) => [name, charts[at].node])), draw, point };
+  return { node, figures: Object.fromEntries(CHARTS.map(({ name }, at) => [name, charts[at].node])), draw, point, mark };
 }
 
 // ---- the strip under a text ----

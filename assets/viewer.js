@@ -18,6 +18,7 @@ const EXAMPLE_Q = 0.3;
 const EXAMPLE_DELTA = 0.1;
 const STATUS_PAUSE_MS = 1500;
 const PLOT_PAUSE_MS = 250;
+const TOKEN_HASH = /^#token=(\d)\.(\d{1,6})$/; // pane and place among its tokens, both from 0
 const NO_KL = 1e-3; // the strips' scale while nothing was spent
 
 // ---- source line and prompt ----
@@ -228,6 +229,7 @@ function createStats(at, t) {
     return make('div', { class: `stat ${name}` }, term(name), value, ...more);
   }
 
+  const inHead = make('p', { class: 'head-al', title: t('define.al') }, t('pane.al', { value: '–' }));
   const error = make('span', { class: 'error' });
   const expected = make('span', { class: 'quiet' });
   const node = make('div', { class: 'stats' },
@@ -237,12 +239,13 @@ function createStats(at, t) {
     const all = { ...stats, speedup: baseline && known(stats.tokens_per_s) ? stats.tokens_per_s / baseline : null };
     values.get('al').textContent = fixed(2)(all.al);
     error.textContent = known(all.al_se) ? `± ${all.al_se.toFixed(2)}` : '';
+    inHead.textContent = `${t('pane.al', { value: fixed(2)(all.al) })} ${error.textContent}`;
     expected.textContent = t('stat.expected', { value: fixed(2)(all.expected_al) });
     for (const [name, format] of STATS) values.get(name).textContent = format(all[name]);
     if (all.kl_infinite) values.get('kl').textContent = '∞';
   }
 
-  return { node, show };
+  return { node, inHead, show };
 }
 
 // ---- a pane of tokens ----
@@ -330,7 +333,7 @@ function createPane(pane, at, t, actions) {
     'section', { class: 'pane', 'aria-label': pane.label },
     make('div', { class: 'pane-head' },
       make('h3', {}, pane.label, ' ', make('span', { class: 'pane-delta' }, parameterText(pane, t))),
-      copy, make('p', { class: 'quiet' }, t(pane.rule.startsWith('cactus-') ? 'pane.cactus_exact' : `pane.${pane.rule}`))),
+      stats.inHead, copy, make('p', { class: 'quiet' }, t(pane.rule.startsWith('cactus-') ? 'pane.cactus_exact' : `pane.${pane.rule}`))),
     list, ending, strip.node, stats.node,
   );
 
@@ -353,7 +356,7 @@ function createPane(pane, at, t, actions) {
   function addToken(token, round, thresholds) {
     const element = make('span', { class: `token ${token.c}`, role: 'button', tabindex: '-1' }, token.t);
     dress(element, token);
-    const entry = { token, round, pane, view, element, thresholds, overlay: null, differs: false };
+    const entry = { token, round, pane, view, element, thresholds, number: entries.length, overlay: null, differs: false };
     element.setAttribute('aria-label', ariaLabel(entry, t));
     byElement.set(element, entry);
     byToken.set(token, entry);
@@ -471,6 +474,9 @@ function createPane(pane, at, t, actions) {
     },
     addSpending: strip.add,
     entryOf: (token) => byToken.get(token),
+    /** The pass that put the token of this place into the text. */
+    passAt: (index) => byIndex.get(index)?.find(({ token }) => isKept(token))?.round,
+    entryAt: (number) => entries[number],
     markPass(round, name) {
       list.querySelector(`.${name}`)?.classList.remove(name);
       blocks.get(round)?.classList.add(name);
@@ -536,15 +542,29 @@ function createInvitation(t, start) {
   };
 }
 
+// ---- the token in the address ----
+
+/** What an address asks for: [pane, number], or null where it names no token. Anyone can write an address. */
+function askedToken() {
+  return TOKEN_HASH.exec(location.hash)?.slice(1).map(Number) ?? null;
+}
+
+function writeHash(hash) {
+  if (hash || TOKEN_HASH.test(location.hash)) history.replaceState(history.state, '', location.pathname + location.search + hash);
+}
+
 // ---- the whole ----
 
 function createViewer(root, t, ask) {
   const log = emptyLog();
   const plots = createPlots(t);
   let delta = 0;
+  let opening = null; // the run that the page opens with, the only one that an address can name tokens of
+  let asked = askedToken();
   let views = [];
   let parts = null;
   let linked = null;
+  let pointed = null; // the pass whose row is pointed at
   let compared = 0;
   let differs = false;
   let different = null; // the two tokens that differ first, until their passes are marked
@@ -566,11 +586,14 @@ function createViewer(root, t, ask) {
     differs = false;
     different = null;
     linked = null;
+    pointed = null;
+    plots.mark([]);
     highest = NO_KL;
     undrawn = [];
     steps?.stop();
     steps = null;
-    const detail = createDetail(t, () => delta, createValues(log.run, t, ask));
+    const detail = createDetail(t, () => delta, createValues(log.run, t, ask), nameToken);
+    opening ??= JSON.stringify(log.run);
     const actions = { open: detail.open, link, showPass: (pane, round) => steps?.show(pane, round) };
     views = log.panes.map((pane, at) => createPane(pane, at, t, actions));
     parts = {
@@ -587,11 +610,11 @@ function createViewer(root, t, ask) {
     delete root.dataset.pinned;
     root.style.setProperty('--kl-top', highest);
     root.replaceChildren(
-      sourceLine(log.run, t), invitation.node, promptBox(log.run, t), parts.control.node, parts.status,
+      sourceLine(log.run, t), make('div', { class: 'opening' }, promptBox(log.run, t), invitation.node), parts.control.node,
       make('div', { class: 'work' },
         make('div', { class: 'main' },
-          make('div', { class: 'panes' }, ...views.map((view) => view.node)), parts.legend.node, parts.difference,
-          parts.comparison.node, parts.steps),
+          make('div', { class: 'reading' }, parts.legend.node, make('div', { class: 'panes' }, ...views.map((view) => view.node))),
+          parts.status, parts.difference, parts.comparison.node, parts.steps),
         detail.node),
       plots.node, ...(tour?.nodes ?? []),
     );
@@ -604,6 +627,7 @@ function createViewer(root, t, ask) {
     steps = null;
     Object.assign(log, emptyLog());
     views = [];
+    if (parts) writeHash('');
     parts = null;
     root.replaceChildren(make('p', { class: 'quiet' }, t('run.none')));
   }
@@ -617,15 +641,40 @@ function createViewer(root, t, ask) {
     if (linked !== null) steps?.link(linked, false);
     if (index !== null) steps?.link(index, true);
     linked = index;
+    markBars();
+  }
+
+  function markBars() {
+    const passes = views.map(({ pane, passAt }) => ({ pane, round: passAt(linked) }));
+    plots.mark(pointed ? [pointed] : passes.filter(({ round }) => round));
   }
 
   /** A pass that is on the stage, or pointed at in its row, is framed in its pane. */
   function markPass(pane, round, current) {
     for (const view of views) view.markPass(view.pane === pane ? round : null, current ? 'current-pass' : 'pointed-pass');
+    if (current) return;
+    pointed = round && { pane, round };
+    markBars();
   }
 
   function openPiece(pane, token, from) {
     parts.detail.open(views[log.panes.indexOf(pane)].entryOf(token), from);
+  }
+
+  function nameToken(entry) {
+    if (JSON.stringify(log.run) !== opening) return;
+    writeHash(entry ? `#token=${log.panes.indexOf(entry.pane)}.${entry.number}` : '');
+  }
+
+  /** Opens the token that the address asks for, once the log holds it. */
+  function openAsked() {
+    if (!asked || !parts) return;
+    const [pane, number] = asked;
+    const entry = views[pane]?.entryAt(number);
+    if (!entry || JSON.stringify(log.run) !== opening) return;
+    asked = null;
+    entry.element.scrollIntoView({ block: 'nearest' });
+    parts.detail.open(entry);
   }
 
   /** Rows and bars lie below the first screen: they are drawn when the browser is idle. */
@@ -742,6 +791,7 @@ function createViewer(root, t, ask) {
     }
     if (!parts) return;
     drawRounds(rounds);
+    openAsked();
     if (fresh) tour?.renew();
     plotTimer ||= setTimeout(drawPlots, PLOT_PAUSE_MS);
     if (log.panes.every((pane) => pane.end)) {
@@ -783,12 +833,17 @@ function createViewer(root, t, ask) {
 
   const invitation = createInvitation(t, startTour);
 
+  addEventListener('hashchange', () => {
+    asked = askedToken();
+    openAsked();
+  });
   root.addEventListener('keydown', (event) => {
     if (event.key === 'Escape') parts?.detail.shut();
   });
   clear();
   return {
     append, clear, setDelta,
+    takeFocus: () => parts?.detail.takeFocus(),
     delta: () => delta,
     plainText: (at) => plainText(log.panes[at].kept),
   };
@@ -797,6 +852,7 @@ function createViewer(root, t, ask) {
 /**
  * Draws props.value, a log of JSON lines to which the server only appends, and keeps up with it. server: Gradio's, with the functions
  * of the component.
+ * @returns  a function that gives the focus to a token that the address opened: nothing can have it before the page is shown
  */
 export function mount(element, props, watch, server) {
   const root = element.querySelector('.cactus-viewer') ?? element;
@@ -818,4 +874,5 @@ export function mount(element, props, watch, server) {
   watch('value', read);
   const { delta, setDelta, plainText: text } = viewer;
   window.cactusViewer = { delta, setDelta, plainText: text };
+  return viewer.takeFocus;
 }

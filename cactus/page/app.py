@@ -49,15 +49,20 @@ VEIL = (
     "<style>html:not([data-cactus]) .gradio-container {visibility: hidden; animation: cactus-unveil 0s 4s forwards}"
     "@keyframes cactus-unveil {to {visibility: visible}}</style>"
 )
-HEAD = VEIL + "".join(
-    [f'<link rel="modulepreload" href="gradio_api/file={script}">' for script in FIRST_SCRIPTS]
-    + [f'<script defer src="gradio_api/file={PLOTLY}"></script>']
+# Gradio's own `overflow: hidden` makes its frame a scroll container, in which nothing can stay in sight while the page scrolls.
+STICKY = "<style>.gradio-container {overflow: clip !important}</style>"
+HEAD = (
+    VEIL
+    + STICKY
+    + "".join(
+        [f'<link rel="modulepreload" href="gradio_api/file={script}">' for script in FIRST_SCRIPTS]
+        + [f'<script defer src="gradio_api/file={PLOTLY}"></script>']
+    )
 )
 MOUNT = """
 const asset = (name) => import(new URL(props.folder + name, document.baseURI));
 Promise.all([asset('viewer.js'), asset('page.js')]).then(([viewer, page]) => {
-  viewer.mount(element, props, watch, server);
-  page.showWhenSteady();
+  page.showWhenSteady(viewer.mount(element, props, watch, server));
 });
 """
 # The bench stands below everything else: its script is fetched when the visitor comes near.

@@ -236,6 +236,51 @@ def test_a_token_opens_with_the_numbers_of_its_verdict(visit, offline_server, ca
     assert page.complaints == []
 
 
+def test_the_address_keeps_the_opened_token(visit, offline_server):
+    page = visit(offline_server.url)
+    address = "() => location.hash"
+    token = page.pane(1).locator(".token.rescued").first
+    token.click()
+    named = page.page.evaluate(address)
+    assert named.startswith("#token=1.")
+    shown = page.viewer.locator(".detail-body").inner_text()
+    again = visit(f"{offline_server.url}{named}")
+    again.viewer.locator(".detail .figures").wait_for()
+    assert again.viewer.locator(".detail-body").inner_text() == shown
+    assert again.pane(1).locator(".token.opened").text_content() == token.text_content()
+    again.page.wait_for_function("document.activeElement.matches('.detail h3')")
+    again.page.keyboard.press("ArrowRight")  # the next token, and its name
+    assert again.page.evaluate(address) not in (named, "")
+    for each, close in (
+        (page, lambda: page.viewer.locator(".close").click()),
+        (again, lambda: again.page.keyboard.press("Escape")),
+    ):
+        close()
+        assert each.page.evaluate(address) == ""
+        assert each.viewer.locator(".detail.open").count() == 0
+        assert each.complaints == []
+
+
+def test_another_run_takes_the_token_out_of_the_address(visit, offline_server):
+    """An address opens the first recorded run: a token of another one would name a wrong one there."""
+    page = visit(offline_server.url)
+    page.pane(0).locator(".token").first.click()
+    page.open_settings()
+    page.choose_recording("code")
+    assert page.page.evaluate("location.hash") == ""
+    page.pane(0).locator(".token").first.click()
+    assert page.viewer.locator(".detail.open").count() == 1
+    assert page.page.evaluate("location.hash") == ""
+
+
+@pytest.mark.parametrize("hash", ["token=9.3", "token=0.999999", "token=-1.0", "token=0.constructor", "token=0.1<img src=x>", "%"])
+def test_an_address_that_names_no_token_opens_none(visit, offline_server, hash):
+    page = visit(f"{offline_server.url}#{hash}")
+    page.page.locator(".plot .main-svg").first.wait_for()
+    assert page.viewer.locator(".detail.open").count() == 0
+    assert page.complaints == []
+
+
 def test_columns_of_the_detail_sum_to_one(visit, offline_server):
     page = visit(offline_server.url)
     for outcome in ("accepted", "rescued", "rejected", "resampled", "bonus"):
@@ -289,6 +334,42 @@ def test_every_token_has_a_name_for_screen_readers(visit, offline_server):
     assert STRINGS["class.rejected"] in rejected and ", p " in rejected and ", q " in rejected
 
 
+IN_SIGHT = "(element) => { const box = element.getBoundingClientRect(); return box.top >= 0 && box.bottom <= innerHeight; }"
+
+
+def test_first_screen_holds_text_legend_and_both_acceptance_lengths(visit, offline_server):
+    page = visit(offline_server.url)
+    page.wait_for_status("No models")
+    assert page.viewer.locator(".legend ul").evaluate(IN_SIGHT)
+    for at, trace in enumerate(traces(FIRST)):
+        length = page.pane(at).locator(".head-al")
+        assert length.evaluate(IN_SIGHT)
+        mean = sum(round.accepted for round in trace.rounds) / len(trace.rounds)
+        assert length.inner_text().startswith(STRINGS["pane.al"].format(value=f"{mean:.2f}"))
+        lines = (
+            page.pane(at)
+            .locator(".token:visible")
+            .evaluate_all(
+                """(tokens) => new Set(tokens.map((token) => token.getBoundingClientRect()).filter((box) => box.bottom <= innerHeight)
+                 .map((box) => Math.round(box.top))).size"""
+            )
+        )
+        assert lines > 5
+
+
+@pytest.mark.parametrize("width", [1280, 390])
+def test_legend_stays_in_sight_over_the_panes(visit, offline_server, width):
+    """Gradio's frame was a scroll container, so that nothing could; on a phone it keeps to one line."""
+    page = visit(offline_server.url, viewport={"width": width, "height": 844})
+    page.pane(1).locator(".token").last.evaluate("(token) => token.scrollIntoView({block: 'end'})")
+    legend = page.viewer.locator(".legend ul")
+    assert legend.evaluate(IN_SIGHT)
+    assert legend.bounding_box()["height"] < (100 if width == 1280 else 50)
+    assert page.page.evaluate("document.documentElement.scrollWidth") <= width
+    legend.get_by_role("button").nth(2).hover()
+    assert page.viewer.get_attribute("data-only") == "rejected"
+
+
 def test_pointing_at_a_token_marks_the_same_place_in_the_other_pane(visit, offline_server):
     page = visit(offline_server.url)
     page.pane(0).locator(".token:visible").nth(8).hover()
@@ -298,6 +379,28 @@ def test_pointing_at_a_token_marks_the_same_place_in_the_other_pane(visit, offli
     assert len(linked) >= 2 and len(set(linked)) == 1
     page.page.locator("h1").hover()
     assert page.page.locator(".token.linked").count() == 0
+
+
+def test_pointing_at_a_token_outlines_the_bars_that_count_its_passes(visit, offline_server):
+    """In each pane the pass at the token's place; the outline lies on plotly's own bar."""
+    page = visit(offline_server.url)
+    chart = page.page.locator(".plots figure").nth(2)
+    chart.scroll_into_view_if_needed()
+    chart.locator(".bars .point path").first.wait_for()
+    token = page.pane(1).locator(".token.rescued").first
+    token.focus()
+    index = int(token.get_attribute("aria-label").split()[1].rstrip(":"))
+    outlines = chart.locator(".plot-bar")
+    assert outlines.count() == 2
+    for at, trace in enumerate(traces(FIRST)):
+        pass_ = next(round for round in trace.rounds if any(token.index == index for token in round.emitted))
+        bar = chart.locator(".barlayer .trace").nth(at).locator(".point path").nth(pass_.accepted).bounding_box()
+        outline = outlines.nth(at).bounding_box()
+        assert all(outline[side] == pytest.approx(bar[side], abs=1.5) for side in ("x", "y", "width", "height"))
+    page.page.evaluate("document.activeElement.blur()")
+    page.page.mouse.move(5, 5)
+    assert outlines.count() == 0
+    assert page.complaints == []
 
 
 def test_discarded_drafts_show_on_request(visit, offline_server):
