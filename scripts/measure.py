@@ -244,7 +244,7 @@ def measure_runs(server: serving.Server) -> None:
 def gigabytes(server: serving.Server, kind: str) -> float:
     """Resident memory (Linux): VmRSS now, VmHWM the most there was."""
     status = Path(f"/proc/{server.process.pid}/status").read_text()
-    return int(re.search(rf"{kind}:\s+(\d+) kB", status)[1]) / 1e6
+    return int(re.search(rf"{kind}:\s+(\d+) kB", status)[1]) * 1024 / 1e9
 
 
 def measure_blocks(spins: list[str], tokens: int) -> None:
