@@ -343,7 +343,11 @@ def peak_memory(command: list[str]) -> int:
 
     A process starts with what its parent holds, so this is asked before anything is loaded here.
     """
-    with subprocess.Popen([sys.executable, *command], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True) as process:
+    # Wherever this runs: the package may be a checkout that is found from its own folder only.
+    paths = [str(Path(__file__).parents[1]), os.environ.get("PYTHONPATH", "")]
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, paths))}
+    streams = {"stdout": subprocess.DEVNULL, "stderr": subprocess.PIPE, "text": True}
+    with subprocess.Popen([sys.executable, *command], env=environment, **streams) as process:
         words = process.stderr.read().strip().splitlines()
         _, status, usage = os.wait4(process.pid, 0)
         process.returncode = os.waitstatus_to_exitcode(status)
