@@ -5,6 +5,7 @@ import time
 from dataclasses import dataclass
 from statistics import median
 
+import numpy as np
 import torch
 
 from cactus.sampling import Sampling, draw, warp_kept
@@ -78,10 +79,5 @@ def measure(pair) -> Costs:
         verifier.close()
         draft.close()
     known = [median(seconds["verify", length]) for length in lengths]
-    verify = []
-    for length in range(1, lengths[-1] + 1):
-        right = next(i for i, end in enumerate(lengths) if end >= length)
-        left = max(right - 1, 0)
-        share = (length - lengths[left]) / max(lengths[right] - lengths[left], 1)
-        verify.append(known[left] + share * (known[right] - known[left]))
-    return Costs(median(seconds["draft", 1]), tuple(verify))
+    verify = np.interp(range(1, lengths[-1] + 1), lengths, known)
+    return Costs(median(seconds["draft", 1]), tuple(verify.tolist()))

